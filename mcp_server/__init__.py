@@ -1,0 +1,1 @@
+"""The MCP face over runner: tools, resources and prompts for coding agents."""

@@ -1,0 +1,1 @@
+"""What places and starts runs: one interface, five engines."""

@@ -1,0 +1,1 @@
+"""Judging: classes, noise, effects, promotion, pruning, lineage, tuning. Pure functions over records."""

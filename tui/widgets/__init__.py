@@ -1,0 +1,1 @@
+"""Widgets of the control room, each with its bindings and messages beside it."""
