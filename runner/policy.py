@@ -1,0 +1,308 @@
+"""hosts.toml, parsed once into frozen records: trainer contract, limits, hosts.
+
+An error names the file, the line, the key and the allowed values. Secrets (`env` of a host) stay in these records and never reach spec files of other
+hosts, tools, logs or reports: `public()` is what may be shown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.errors import PolicyError, UnknownName
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+HOST_KINDS = ("local", "ssh", "fake")
+KINDS_NOT_YET = ("slurm", "skypilot")
+MAX_BUDGET_S = 7 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerPolicy:
+    """Where the training script lives and how a run is made of it."""
+
+    folder: Path
+    command: list[str] = field(default_factory=lambda: ["{python}", "train.py"])
+    editable: list[str] = field(default_factory=lambda: ["train.py"])
+    source: str = "train.py"
+    budget: str | None = "prepare.py:TIME_BUDGET"
+    data_command: list[str] | None = None
+    metric: str = "val_bpb"
+    lower_is_better: bool = True
+    shims: list[str] = field(default_factory=list)
+    program: str = "program.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The human's limits. `max_*` of None mean no limit."""
+
+    budget_s: float = 300.0
+    min_budget_s: float = 1.0
+    max_budget_s: float = 86400.0
+    max_runs: int | None = None
+    max_gpu_hours: float | None = None
+    max_wall_hours: float | None = None
+    max_runs_per_agent: int | None = None
+    max_queue: int = 2000
+    approval: str = "auto"
+    retry_lost: int = 1
+    handed_ahead: int = 1
+    wall_factor: float = 2.0
+    wall_extra_s: float = 300.0
+    grace_s: float = 10.0
+    hung_after_summary_s: float = 30.0
+    min_free_disk_mib: int = 1024
+    max_log_mib: int = 64
+    keep_checkpoints: int = 5
+    pruning: str = "off"
+    kill_on_flags: list[str] = field(default_factory=list)
+    promote: dict[str, Any] | None = None
+    tag: str = "night"
+
+
+@dataclass(frozen=True, slots=True)
+class HostPolicy:
+    """One machine as the human wrote it down."""
+
+    name: str
+    kind: str = "local"
+    address: str | None = None
+    port: int | None = None
+    user: str | None = None
+    identity: str | None = None
+    jump: list[str] = field(default_factory=list)
+    workdir: str | None = None
+    python: str | None = None
+    gpus: str | list[Any] = "all"
+    labels: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict, repr=False)
+    max_runs: int | None = None
+    min_free_disk_mib: int | None = None
+    price_per_hour: float | None = None
+    types: dict[str, int] = field(default_factory=dict)
+    surface: str | None = None
+    speed: float = 1.0
+    crash_share: float | None = None
+
+    def public(self) -> dict[str, Any]:
+        """What may be shown of the host: everything but the values of `env`."""
+        shown = dataclasses.asdict(self)
+        shown["env"] = sorted(self.env)
+        return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Everything hosts.toml says, with defaults filled in."""
+
+    trainer: TrainerPolicy
+    limits: Limits
+    hosts: list[HostPolicy]
+    peaks: dict[str, float]
+    path: Path
+
+    def host(self, name: str) -> HostPolicy | None:
+        """The host of that name, or None."""
+        return next((h for h in self.hosts if h.name == name), None)
+
+
+def load_policy(path: Path, *, text: str | None = None, root: Path | None = None) -> Policy:
+    """Parse hosts.toml; `root` is the folder its relative paths start from (default: the file's own).
+
+    Raised: PolicyError with file, line, key and allowed values when anything in it cannot be used.
+    """
+    if text is None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            raise PolicyError(f"{path} does not exist.", next_step="Write one with `overnight init`.") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise PolicyError(f"{path} cannot be read: {error}.", next_step="Check the file and its permissions.") from None
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise PolicyError(f"{path} is not valid TOML: {error}.", next_step="Correct that line.") from None
+    return _Reader(path, text).policy(raw, root or path.parent)
+
+
+def default_policy(root: Path) -> Policy:
+    """The policy of a folder without hosts.toml: this machine, and the trainer in `trainer/` or here."""
+    folder = root / "trainer" if (root / "trainer" / "train.py").is_file() else root
+    return Policy(TrainerPolicy(folder=folder.resolve()), Limits(), [HostPolicy("local")], {}, root / "hosts.toml")
+
+
+class _Reader:
+    """Checks one parsed file; knows the text, so that an error can name the line."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        self.lines = text.splitlines()
+
+    def fail(self, section: str, key: str, why: str, allowed: str) -> PolicyError:
+        line = self.line_of(section, key)
+        return PolicyError(f"{self.path}{f' line {line}' if line else ''}: [{section}] {key} {why}.", next_step=f"Allowed: {allowed}.")
+
+    def line_of(self, section: str, key: str) -> int | None:
+        """The line of a key: the first match below its section's header, counting repeats for `host.N`."""
+        name, _, nth = section.partition(" #")
+        seen, wanted, inside = 0, int(nth or 1), name == ""
+        for number, line in enumerate(self.lines, 1):
+            bare = line.strip()
+            if bare.startswith("["):
+                head = bare.strip("[] \t").split("]")[0]
+                seen += head == name
+                inside = head == name and seen == wanted
+            if inside and re.match(rf'\s*"?{re.escape(key)}"?\s*=', line):
+                return number
+            if bare.startswith("[") and bare.strip("[] ").split("]")[0] == key:
+                return number
+        return None
+
+    def policy(self, raw: dict[str, Any], root: Path) -> Policy:
+        self.known_keys("", raw, ("trainer", "policy", "host", "peaks"))
+        for section in ("trainer", "policy", "peaks"):
+            if not isinstance(raw.get(section, {}), dict):
+                raise self.fail("", section, "must be a table", f"[{section}]")
+        trainer = self.trainer(raw.get("trainer", {}), root)
+        limits = self.limits(raw.get("policy", {}))
+        entries = raw.get("host", [])
+        if not isinstance(entries, list) or not all(isinstance(h, dict) for h in entries):
+            raise self.fail("", "host", "must be a list of tables", "[[host]]")
+        hosts = [self.host(entry, n) for n, entry in enumerate(entries, 1)] or [HostPolicy("local")]
+        names = [h.name for h in hosts]
+        for name in names:
+            if names.count(name) > 1:
+                raise self.fail(f"host #{len(names) - names[::-1].index(name)}", "name", f"{name!r} is used twice", "one name for each host")
+        peaks = raw.get("peaks", {})
+        for gpu, value in peaks.items():
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e11 <= value <= 1e17:
+                raise self.fail("peaks", gpu, f"is {value!r}", "FLOP/s between 1e11 and 1e17, for example 209.5e12")
+        return Policy(trainer, limits, hosts, {k: float(v) for k, v in peaks.items()}, self.path)
+
+    def known_keys(self, section: str, table: dict[str, Any], known: tuple[str, ...]) -> None:
+        for key in table:
+            if key not in known:
+                near = UnknownName("key", key, known).next_step
+                raise self.fail(section, key, "is not a key Overnight knows", ", ".join(known) + (f". {near.rstrip('.')}" if near else ""))
+
+    def read(self, section: str, table: dict[str, Any], record: type, skip: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The table's values, each checked against the type the record declares for it."""
+        declared = {f.name: str(f.type) for f in dataclasses.fields(record) if f.name not in skip}
+        self.known_keys(section, table, (*declared, *skip))
+        return {key: self.typed(section, key, table[key], declared[key]) for key in declared if key in table}
+
+    def typed(self, section: str, key: str, value: Any, declared: str) -> Any:
+        kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float), "list": (list,), "dict": (dict,)}
+        names = [re.split(r"[\[ ]", part.strip())[0] for part in declared.split("|")]
+        allowed = tuple(kind for name in names if name in kinds for kind in kinds[name])
+        if (isinstance(value, bool) and bool not in allowed) or not isinstance(value, allowed):
+            words = {"str": "text", "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a list", "dict": "a table"}
+            raise self.fail(section, key, f"is {value!r}", " or ".join(words[n] for n in names if n in words))
+        if "list[str]" in declared and isinstance(value, list) and not all(isinstance(item, str) for item in value):
+            raise self.fail(section, key, f"is {value!r}", "a list of texts")
+        if "dict[str, str]" in declared and not all(isinstance(item, str) for item in value.values()):
+            raise self.fail(section, key, "holds a value that is not text", "a table of texts")
+        return float(value) if names[0] == "float" and not isinstance(value, bool) else value
+
+    def trainer(self, table: dict[str, Any], root: Path) -> TrainerPolicy:
+        values = self.read("trainer", table, TrainerPolicy, skip=("folder",))
+        folder = self.typed("trainer", "folder", table.get("folder", "."), "str")
+        values["folder"] = (root / folder).resolve()
+        trainer = TrainerPolicy(**values)
+        for key in ("source", "program"):
+            self.inside("trainer", key, getattr(trainer, key))
+        for name in trainer.editable:
+            self.inside("trainer", "editable", name)
+        if not trainer.command:
+            raise self.fail("trainer", "command", "is empty", 'a list such as ["{python}", "train.py"]')
+        if trainer.budget is not None and not re.fullmatch(r"[\w./-]+:[A-Za-z_]\w*", trainer.budget):
+            raise self.fail("trainer", "budget", f"is {trainer.budget!r}", '"FILE:NAME", for example "prepare.py:TIME_BUDGET"')
+        return trainer
+
+    def inside(self, section: str, key: str, name: str) -> None:
+        if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise self.fail(section, key, f"names {name!r}, which is outside the trainer folder", "a path inside it")
+
+    def limits(self, table: dict[str, Any]) -> Limits:
+        limits = Limits(**self.read("policy", table, Limits))
+        for key, low, high in (
+            ("min_budget_s", 0.1, MAX_BUDGET_S), ("max_budget_s", 0.1, MAX_BUDGET_S), ("budget_s", limits.min_budget_s, limits.max_budget_s),
+            ("retry_lost", 0, 1), ("handed_ahead", 0, 4), ("wall_factor", 1, 100), ("wall_extra_s", 0, 86400), ("grace_s", 0.1, 600),
+            ("hung_after_summary_s", 1, 3600), ("min_free_disk_mib", 0, 1 << 30), ("max_log_mib", 1, 4096), ("keep_checkpoints", 0, 10000), ("max_queue", 1, 100000),
+            ("max_runs", 1, 10**9), ("max_gpu_hours", 0, 1e9), ("max_wall_hours", 0, 1e9), ("max_runs_per_agent", 1, 10**9),
+        ):
+            value = getattr(limits, key)
+            if value is not None and not low <= value <= high:
+                raise self.fail("policy", key, f"is {value}", f"{low:g} to {high:g}")
+        for key, words in (("approval", ("auto", "ask")), ("pruning", ("off", "cautious", "eager"))):
+            if getattr(limits, key) not in words:
+                raise self.fail("policy", key, f"is {getattr(limits, key)!r}", ", ".join(words))
+        if not NAME_FORM.fullmatch(limits.tag):
+            raise self.fail("policy", "tag", f"is {limits.tag!r}", "letters, digits, dot, dash and underscore")
+        return limits
+
+    def host(self, table: dict[str, Any], number: int) -> HostPolicy:
+        section = f"host #{number}"
+        if "name" not in table:
+            raise self.fail(section, "name", "is missing", "a short name for the host")
+        if isinstance(table.get("jump"), str):
+            table = {**table, "jump": [table["jump"]]}
+        host = HostPolicy(**self.read(section, table, HostPolicy))
+        if not NAME_FORM.fullmatch(host.name):
+            raise self.fail(section, "name", f"is {host.name!r}", "letters, digits, dot, dash and underscore, at most 63")
+        if host.kind in KINDS_NOT_YET:
+            raise self.fail(section, "kind", f"{host.kind!r} is not supported yet", ", ".join(HOST_KINDS))
+        if host.kind not in HOST_KINDS:
+            raise self.fail(section, "kind", f"is {host.kind!r}", ", ".join(HOST_KINDS))
+        if isinstance(host.gpus, str) and host.gpus != "all":
+            raise self.fail(section, "gpus", f"is {host.gpus!r}", '"all", or a list of indices or UUIDs')
+        for key, low, high in (("port", 1, 65535), ("max_runs", 1, 64), ("speed", 0.01, 1e6), ("crash_share", 0, 1), ("min_free_disk_mib", 0, 1 << 30), ("price_per_hour", 0, 1e6)):
+            value = getattr(host, key)
+            if value is not None and not low <= value <= high:
+                raise self.fail(section, key, f"is {value}", f"{low:g} to {high:g}")
+        if host.kind == "ssh" and not (host.address or host.name):
+            raise self.fail(section, "address", "is missing", "a host name, an IP address or a Host alias of ~/.ssh/config")
+        return host
+
+
+LOOSER = {
+    "max_budget_s": 1, "max_runs": 1, "max_gpu_hours": 1, "max_wall_hours": 1, "max_runs_per_agent": 1, "max_queue": 1, "retry_lost": 1, "handed_ahead": 1,
+    "wall_factor": 1, "wall_extra_s": 1, "min_free_disk_mib": -1, "max_log_mib": 1,
+}
+
+
+def loosened(old: Policy, new: Policy) -> list[str]:
+    """Sentences for each limit that `new` loosens against `old`; an edit with any waits for a human's confirmation.
+
+    Anything that decides what is executed or where (trainer command, folder, editable files, hosts, environment) counts as loosening too.
+    """
+    found = []
+    for key, direction in LOOSER.items():
+        a, b = getattr(old.limits, key), getattr(new.limits, key)
+        if a != b and (b is None or (a is not None and (b - a) * direction > 0)):
+            found.append(f"[policy] {key}: {'no limit' if a is None else a} → {'no limit' if b is None else b}")
+    if old.limits.approval == "ask" and new.limits.approval == "auto":
+        found.append("[policy] approval: ask → auto")
+    found += [f"[policy] kill_on_flags no longer names {kind}" for kind in old.limits.kill_on_flags if kind not in new.limits.kill_on_flags]
+    for key in ("folder", "command", "editable", "source", "budget", "data_command", "shims", "metric", "lower_is_better"):
+        a, b = getattr(old.trainer, key), getattr(new.trainer, key)
+        if a != b:
+            found.append(f"[trainer] {key}: {a} → {b}")
+    for host in new.hosts:
+        before = old.host(host.name)
+        if before is None:
+            found.append(f"[[host]] {host.name} is new")
+        elif before != host:
+            keys = [f.name for f in dataclasses.fields(HostPolicy) if getattr(before, f.name) != getattr(host, f.name)]
+            found.append(f"[[host]] {host.name}: {', '.join(keys)} changed")
+    return found
