@@ -183,7 +183,7 @@ class _Reader:
         for name in names:
             if names.count(name) > 1:
                 raise self.fail(f"host #{len(names) - names[::-1].index(name)}", "name", f"{name!r} is used twice", "one name for each host")
-        peaks = raw.get("peaks", {})
+        peaks: dict[str, Any] = raw.get("peaks", {})
         for gpu, value in peaks.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e11 <= value <= 1e17:
                 raise self.fail("peaks", gpu, f"is {value!r}", "FLOP/s between 1e11 and 1e17, for example 209.5e12")
@@ -202,6 +202,7 @@ class _Reader:
         return {key: self.typed(section, key, table[key], declared[key]) for key in declared if key in table}
 
     def typed(self, section: str, key: str, value: Any, declared: str) -> Any:
+        """The value, when it is of the declared type (a whole number also serves as a float)."""
         kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float), "list": (list,), "dict": (dict,)}
         names = [re.split(r"[\[ ]", part.strip())[0] for part in declared.split("|")]
         allowed = tuple(kind for name in names if name in kinds for kind in kinds[name])

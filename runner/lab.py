@@ -1,0 +1,244 @@
+"""The lab folder: finding it, making it, refusing it, and the paths inside it.
+
+The database is an execution channel (whoever writes a row makes the daemon run code), so a lab that belongs to somebody else, or that others may
+write, is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+import uuid
+from pathlib import Path
+
+from runner.errors import LabError, PolicyError
+from runner.policy import Policy, default_policy, load_policy, loosened
+from runner.store import Store
+
+HOSTS_FILE = "hosts.toml"
+
+
+def find_hosts_file(start: Path) -> Path | None:
+    """The nearest hosts.toml in `start` or above it."""
+    for folder in (start, *start.parents):
+        candidate = folder / HOSTS_FILE
+        if candidate.is_file():
+            return candidate
+    return None
+
+
+def find_lab(explicit: str | Path | None = None, *, start: Path | None = None) -> Path:
+    """Which lab: the one named, else OVERNIGHT_LAB, else `lab/` beside the nearest hosts.toml going up, else `lab/` here."""
+    named = explicit or os.environ.get("OVERNIGHT_LAB")
+    if named:
+        return Path(named).expanduser().absolute()
+    here = (start or Path.cwd()).absolute()
+    hosts = find_hosts_file(here)
+    return (hosts.parent if hosts else here) / "lab"
+
+
+class Lab:
+    """An open lab: its paths, its store and its policy."""
+
+    def __init__(self, path: Path, store: Store) -> None:
+        self.path = path
+        self.store = store
+        self._policy: Policy | None = None
+        self._policy_stamp: tuple[int, int] | None = None
+
+    @property
+    def db_path(self) -> Path:
+        """The database file."""
+        return self.path / "lab.db"
+
+    @property
+    def runs_dir(self) -> Path:
+        """Where run directories (or their mirrors) are."""
+        return self.path / "runs"
+
+    @property
+    def sources_dir(self) -> Path:
+        """Where source texts are, one file a SHA-256."""
+        return self.path / "sources"
+
+    @property
+    def data_dir(self) -> Path:
+        """Tokenised data of the local host."""
+        return self.path / "data"
+
+    @property
+    def hosts_file(self) -> Path:
+        """The hosts.toml this lab belongs to; it need not exist."""
+        recorded = self.store.meta("hosts_file")
+        return Path(recorded) if recorded else self.path.parent / HOSTS_FILE
+
+    @property
+    def accepted_file(self) -> Path:
+        """The accepted copy of hosts.toml."""
+        return self.path / "policy.toml"
+
+    def run_dir(self, run_id: str) -> Path:
+        """The directory of a run."""
+        return self.runs_dir / run_id
+
+    def source_path(self, sha: str) -> Path:
+        """The file of a source."""
+        return self.sources_dir / f"{sha}.py"
+
+    def source_text(self, sha: str) -> str:
+        """The text of a source. Raised: LabError when the file is missing or is not what its name says."""
+        path = self.source_path(sha)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise LabError(f"The source {sha[:12]} cannot be read: {error}.", next_step="Restore it in the lab's sources/ folder.") from error
+        if hashlib.sha256(text.encode()).hexdigest() != sha:
+            raise LabError(f"{path} was changed after it was stored.", next_step="Submit the script again; stored sources are never edited.")
+        return text
+
+    def keep_source(self, text: str) -> str:
+        """Store a source text once; returns its SHA-256 (hex, of the UTF-8 bytes)."""
+        sha = hashlib.sha256(text.encode()).hexdigest()
+        write_private(self.source_path(sha), text.encode())
+        return sha
+
+    def policy(self) -> Policy:
+        """The accepted policy; re-read when the accepted copy changes."""
+        try:
+            found = self.accepted_file.stat()
+        except FileNotFoundError:
+            return default_policy(self.path.parent)
+        stamp = (found.st_mtime_ns, found.st_ino)
+        if self._policy is None or stamp != self._policy_stamp:
+            self._policy = load_policy(self.accepted_file, root=self.hosts_file.parent)
+            self._policy_stamp = stamp
+        return self._policy
+
+    def sync_policy(self) -> str | None:
+        """Take over an edited hosts.toml when it loosens nothing; else leave the accepted one in force.
+
+        Returns a sentence when an edit waits for `accept_policy`, or cannot be used; None when file and accepted copy agree.
+        """
+        source = self.hosts_file
+        try:
+            text = source.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return None
+        if not self.accepted_file.exists():
+            load_policy(source, text=text)
+            self.accept(text)
+            return None
+        if text == self.accepted_file.read_text(encoding="utf-8"):
+            self._pending(None)
+            return None
+        try:
+            changes = loosened(self.policy(), load_policy(source, text=text))
+        except PolicyError as error:
+            sentence = f"{error} The policy accepted before stays in force."
+            self._pending(sentence)
+            return sentence
+        if not changes:
+            self.accept(text)
+            return None
+        sentence = f"{source} changed and waits for a human: {'; '.join(changes)}. Accept with `overnight policy accept`."
+        self._pending(sentence)
+        return sentence
+
+    def accept(self, text: str) -> None:
+        """Make `text` the policy in force (a human did this, or nothing was loosened)."""
+        write_private(self.accepted_file, text.encode(), replace=True)
+        with self.store.transaction():
+            self.store.set_meta("policy_sha", hashlib.sha256(text.encode()).hexdigest())
+            self._pending(None)
+
+    def _pending(self, sentence: str | None) -> None:
+        if self.store.meta("policy_pending") != sentence:
+            self.store.set_meta("policy_pending", sentence)
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+
+def open_lab(path: str | Path | None = None, *, create: bool = False, readonly: bool = False) -> Lab:
+    """Open a lab (the one `find_lab` names), making it first when `create`.
+
+    Raised: LabError when the folder or database cannot be used; PolicyError when its first hosts.toml cannot be used.
+    """
+    folder = find_lab(path)
+    if create and not readonly:
+        make_lab(folder)
+    check_folder(folder)
+    lab = Lab(folder, Store(folder / "lab.db", readonly=readonly, create=create and not readonly))
+    if create and not readonly:
+        try:
+            _first_time(lab)
+        except BaseException:
+            lab.close()
+            raise
+    return lab
+
+
+def make_lab(folder: Path) -> None:
+    """Create the folder of a lab, 0700, hidden from git; nothing happens when it is there."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("runs", "sources", "data"):
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
+        ignore = folder / ".gitignore"
+        if not ignore.exists():
+            write_private(ignore, b"*\n")
+    except OSError as error:
+        raise LabError(f"The lab {folder} cannot be made: {error.strerror or error}.", next_step="Name a folder you may write with --lab.") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a lab that somebody else owns or may write."""
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        raise LabError(f"There is no lab at {folder}.", next_step="`overnight init` or a first run makes one; --lab names another.") from None
+    except OSError as error:
+        raise LabError(f"The lab {folder} cannot be opened: {error.strerror or error}.", next_step="Name another with --lab.") from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise LabError(f"{folder} is not a folder.", next_step="Name the lab's folder with --lab.")
+    if found.st_uid != os.geteuid():
+        raise LabError(f"The lab {folder} belongs to user id {found.st_uid}, not to you.", next_step="A lab can start programs; use one of your own (--lab).")
+    if found.st_mode & 0o022:
+        raise LabError(f"The lab {folder} may be written by others (mode {stat.S_IMODE(found.st_mode):04o}).", next_step=f"chmod 700 {folder}")
+
+
+def write_private(path: Path, content: bytes, *, replace: bool = False) -> None:
+    """Write a 0600 file whole or not at all (tmp + fsync + rename); an existing file is kept unless `replace`."""
+    if path.exists() and not replace:
+        return
+    tmp = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        descriptor = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(tmp, path)
+    except OSError as error:
+        tmp.unlink(missing_ok=True)
+        raise LabError(f"{path} cannot be written: {error.strerror or error}.", next_step="Free some disk space or check the folder's permissions.") from error
+
+
+def _first_time(lab: Lab) -> None:
+    """Facts a new lab is born with, and its first policy."""
+    store = lab.store
+    if store.meta("lab_id") is None:
+        hosts = find_hosts_file(lab.path.parent)
+        with store.transaction():
+            if store.meta("lab_id") is None:
+                store.set_meta("lab_id", uuid.uuid4().hex[:12])
+                store.set_meta("created_at", str(time.time()))
+                store.set_meta("hosts_file", str(hosts or lab.path.parent / HOSTS_FILE))
+    db = lab.db_path
+    for name in (db, db.with_name("lab.db-wal"), db.with_name("lab.db-shm")):
+        if name.exists():
+            name.chmod(0o600)
+    lab.sync_policy()

@@ -1,0 +1,56 @@
+"""The tables of lab.db and the steps from each schema version to the next (what the columns mean: FORMAT.md section 2)."""
+
+from __future__ import annotations
+
+VERSION = 1
+
+TABLES = """
+CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE settings(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE daemon(one INTEGER PRIMARY KEY CHECK(one = 1), pid INTEGER NOT NULL, boot_id TEXT NOT NULL, started_at REAL NOT NULL,
+  beat_at REAL NOT NULL, version TEXT NOT NULL, note TEXT);
+CREATE TABLE sources(sha TEXT PRIMARY KEY, bytes INTEGER NOT NULL, name TEXT NOT NULL, effective_sha TEXT NOT NULL, created_at REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE waves(id TEXT PRIMARY KEY, seq INTEGER UNIQUE NOT NULL, created_at REAL NOT NULL, kind TEXT NOT NULL, title TEXT, hypothesis TEXT,
+  base_sha TEXT NOT NULL, base_run TEXT, factors TEXT NOT NULL, repeats INTEGER NOT NULL, budget_s REAL NOT NULL, agent TEXT NOT NULL);
+CREATE TABLE runs(
+  id TEXT PRIMARY KEY, seq INTEGER UNIQUE NOT NULL, created_at REAL NOT NULL, purpose TEXT NOT NULL, source_sha TEXT NOT NULL, effective_sha TEXT NOT NULL,
+  overrides TEXT NOT NULL DEFAULT '{}', constants TEXT NOT NULL DEFAULT '{}', base_run TEXT, parent TEXT, hypothesis TEXT, wave_id TEXT, cell TEXT,
+  retry_of TEXT, repeat_of TEXT, promoted_from TEXT, budget_s REAL NOT NULL, seed INTEGER, priority REAL NOT NULL DEFAULT 0, gpu_type TEXT, want_host TEXT,
+  agent TEXT NOT NULL, wanted TEXT NOT NULL DEFAULT 'run', wanted_force INTEGER NOT NULL DEFAULT 0, approval TEXT NOT NULL DEFAULT 'none', approval_why TEXT,
+  verdict TEXT, verdict_by TEXT, verdict_why TEXT, verdict_at REAL,
+  phase TEXT NOT NULL, stage TEXT, outcome TEXT, cause TEXT, cause_text TEXT, last_lines TEXT, host TEXT, engine TEXT, gpu_uuid TEXT, gpu_name TEXT,
+  class_key TEXT, attributes TEXT, model_config TEXT, placed_at REAL, started_at REAL, first_step_at REAL, ended_at REAL, unreachable_since REAL, last_output_at REAL,
+  exit_code INTEGER, exit_signal INTEGER, step INTEGER, share REAL, loss REAL, tok_s REAL, dt_ms REAL, epoch REAL, remaining_s REAL, val_bpb REAL,
+  training_s REAL, total_s REAL, wall_s REAL, peak_vram_mb REAL, mfu_reported REAL, flops_per_token REAL, tokens_m REAL, num_steps INTEGER, params_m REAL,
+  depth INTEGER, torch TEXT, driver TEXT, evaluator TEXT, data_hash TEXT, trust TEXT, verified_bpb REAL, trust_why TEXT,
+  log_offset INTEGER NOT NULL DEFAULT 0, events_offset INTEGER NOT NULL DEFAULT 0, log_bytes INTEGER, log_dropped INTEGER);
+CREATE INDEX runs_phase ON runs(phase, priority DESC, seq) WHERE phase != 'ended';
+CREATE INDEX runs_rank ON runs(class_key, budget_s, val_bpb) WHERE val_bpb IS NOT NULL;
+CREATE INDEX runs_effective ON runs(effective_sha, budget_s);
+CREATE INDEX runs_wave ON runs(wave_id) WHERE wave_id IS NOT NULL;
+CREATE INDEX runs_agent ON runs(agent);
+CREATE INDEX runs_ended ON runs(ended_at) WHERE ended_at IS NOT NULL;
+CREATE TABLE points(run_id TEXT NOT NULL, step INTEGER NOT NULL, t REAL, share REAL, loss REAL, tok_s REAL, dt_ms REAL, mfu REAL, PRIMARY KEY(run_id, step)) WITHOUT ROWID;
+CREATE TABLE hosts(name TEXT PRIMARY KEY, kind TEXT NOT NULL, paused INTEGER NOT NULL DEFAULT 0, drain INTEGER NOT NULL DEFAULT 0, state TEXT NOT NULL,
+  since REAL NOT NULL, error TEXT, boot_id TEXT, info TEXT, checked_at REAL, disk_free_mib INTEGER) WITHOUT ROWID;
+CREATE TABLE gpus(uuid TEXT PRIMARY KEY, host TEXT NOT NULL, idx INTEGER, name TEXT NOT NULL, mem_total_mib INTEGER, state TEXT NOT NULL, reason TEXT, since REAL NOT NULL,
+  run_id TEXT, standby_run_id TEXT, holder TEXT, telemetry TEXT) WITHOUT ROWID;
+CREATE TABLE samples(gpu_uuid TEXT NOT NULL, at INTEGER NOT NULL, run_id TEXT, util_pct REAL, mem_used_mib INTEGER, power_w REAL, power_limit_w REAL, temp_c REAL,
+  sm_mhz INTEGER, sm_max_mhz INTEGER, throttle INTEGER, tok_s REAL, PRIMARY KEY(gpu_uuid, at)) WITHOUT ROWID;
+CREATE INDEX samples_run ON samples(run_id, at) WHERE run_id IS NOT NULL;
+CREATE TABLE flags(subject TEXT NOT NULL, kind TEXT NOT NULL, severity TEXT NOT NULL, evidence TEXT NOT NULL, raised_at REAL NOT NULL, cleared_at REAL,
+  PRIMARY KEY(subject, kind)) WITHOUT ROWID;
+CREATE TABLE events(id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, who TEXT NOT NULL, verb TEXT NOT NULL, subject TEXT, why TEXT, detail TEXT);
+CREATE INDEX events_subject ON events(subject);
+CREATE TABLE requests(id INTEGER PRIMARY KEY AUTOINCREMENT, verb TEXT NOT NULL, args TEXT NOT NULL, who TEXT NOT NULL, state TEXT NOT NULL, progress TEXT,
+  result TEXT, error TEXT, created_at REAL NOT NULL, updated_at REAL NOT NULL);
+CREATE INDEX requests_open ON requests(state) WHERE state IN ('asked', 'working');
+CREATE TABLE replays(request_id TEXT PRIMARY KEY, verb TEXT NOT NULL, result TEXT NOT NULL, at REAL NOT NULL) WITHOUT ROWID;
+"""
+
+# MIGRATIONS[n] takes a database from version n to n + 1; each is a script run in one transaction.
+MIGRATIONS: dict[int, str] = {}
+
+JSON_COLUMNS = {
+    "overrides", "constants", "cell", "attributes", "model_config", "factors", "info", "holder", "telemetry", "detail", "args", "result",
+}
