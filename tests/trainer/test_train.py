@@ -1,0 +1,102 @@
+"""The script an experiment edits, run as a run runs it: small, on the CPU, by rewriting its constants."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the `trainer` extra (torch)")
+from .conftest import Folder
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+SMALL = {"DEPTH": "1", "ASPECT_RATIO": "32", "HEAD_DIM": "16", "SEQ_LEN": "32", "TOTAL_BATCH_SIZE": "512"}
+
+
+def test_a_run_learns_and_reports(folder: Folder) -> None:
+    folder.constants(**SMALL)
+    done = folder.run("train.py")
+    assert done.returncode == 0, done.stderr
+    assert "Model config: " in done.stdout and "Estimated FLOPs per token: " in done.stdout and "\n---\nval_bpb:" in done.stdout
+    start, summary, steps = folder.events("start")[0], folder.events("summary")[0], folder.events("step")
+    assert [event["stage"] for event in folder.events("stage")] == ["training", "evaluating"]
+    assert start["budget_s"] == 1 and start["seed"] == 42 and start["constants"]["DEPTH"] == 1 and start["data"].startswith("small-")
+    assert start["attributes"]["total_batch"] == 512 and start["attributes"]["device_batch"] == 16 and start["gpu_name"] is None
+    assert steps[0]["step"] == 0 and steps[-1]["step"] == summary["num_steps"] - 1 and steps[-1]["share"] == 1.0
+    assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
+    uniform = math.log2(start["vocab_size"]) / 3  # bits a byte of a model that knows nothing, at 3 bytes a token or so
+    assert 0 < summary["val_bpb"] < uniform
+    assert summary["mfu_percent"] is None and summary["peak_vram_mb"] is None and 1 <= summary["training_seconds"] < 30
+    assert summary["train_tokens_dropped_share"] < 0.02 and (folder.path / "checkpoint.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"OPTIMIZER": '"adamw"'},
+        {"VALUE_EMBEDDINGS": "False"},
+        {"TOTAL_BATCH_SIZE": "2**10", "DEVICE_BATCH_SIZE": "8"},
+        {"WARMUP_RATIO": "0.5"},
+    ],
+)
+def test_constants_change_the_run(folder: Folder, change: dict[str, str]) -> None:
+    folder.constants(**{**SMALL, **change})
+    folder.constants("prepare.py", TIME_BUDGET="0.2")
+    done = folder.run("train.py")
+    assert done.returncode == 0, done.stderr
+    start = folder.events("start")[0]
+    if "OPTIMIZER" in change:
+        assert start["attributes"]["optimizer"] == "adamw"
+    if "DEVICE_BATCH_SIZE" in change:
+        assert start["attributes"]["device_batch"] == 8 and start["attributes"]["total_batch"] == 1024
+    if "VALUE_EMBEDDINGS" in change:
+        assert start["model_config"]["value_embeddings"] is False
+    if "WARMUP_RATIO" in change:
+        assert folder.events("step")[0]["lrm"] == 0.0
+
+
+def test_the_device_batch_follows_a_smaller_total(folder: Folder) -> None:
+    folder.constants(**{**SMALL, "TOTAL_BATCH_SIZE": "96"})
+    folder.constants("prepare.py", TIME_BUDGET="0.2")
+    assert folder.run("train.py").returncode == 0
+    assert folder.events("start")[0]["attributes"]["device_batch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"TOTAL_BATCH_SIZE": "500"}, "the nearest that is: 512"),
+        ({"DEVICE_BATCH_SIZE": "5"}, "take 4, or None"),
+        ({"OPTIMIZER": '"sgd"'}, 'OPTIMIZER is "muon" or "adamw"'),
+        ({"HEAD_DIM": "15"}, "HEAD_DIM even"),
+        ({"TOTAL_BATCH_SIZE": "2**20", "DEVICE_BATCH_SIZE": "2**15"}, "lower TOTAL_BATCH_SIZE"),
+    ],
+)
+def test_constants_that_do_not_fit_are_one_sentence(folder: Folder, change: dict[str, str], says: str) -> None:
+    folder.constants(**{**SMALL, **change})
+    broken = folder.run("train.py")
+    assert broken.returncode == 1 and says in broken.stderr and broken.stderr.count("\n") == 1
+    assert folder.events()[-1]["event"] == "error" and folder.events()[-1]["cause"] == "bad_batch"
+
+
+def test_a_learning_rate_that_diverges_ends_the_run_at_once(folder: Folder) -> None:
+    folder.constants(**{**SMALL, "SOFTCAP": "1e9", "UNEMBEDDING_LR": "1e4"})
+    folder.constants("prepare.py", TIME_BUDGET="60")
+    broken = folder.run("train.py")
+    assert broken.returncode == 1 and "FAIL" in broken.stdout and "---" not in broken.stdout
+    assert folder.events()[-1]["cause"] == "diverged" and not (folder.path / "checkpoint.pt").exists()
+
+
+def test_the_same_seed_gives_the_same_losses(folder: Folder) -> None:
+    folder.constants(**SMALL)
+    folder.constants("prepare.py", TIME_BUDGET="0.2")
+    losses = []
+    for _ in range(2):
+        (folder.path / "events.jsonl").unlink(missing_ok=True)
+        assert folder.run("train.py", OMP_NUM_THREADS="1").returncode == 0
+        losses.append(folder.events("step")[0]["loss_raw"])
+    assert losses[0] == losses[1]
+    folder.constants(SEED="7")
+    (folder.path / "events.jsonl").unlink()
+    assert folder.run("train.py", OMP_NUM_THREADS="1").returncode == 0
+    assert folder.events("step")[0]["loss_raw"] != losses[0]

@@ -1,0 +1,149 @@
+"""Where the text comes from: the embedded corpus, a folder of text files, or parquet shards as karpathy/climbmix-400b-shuffle has them.
+
+Fixed: an experiment does not edit it. Every corpus becomes two lists of documents, training and validation, and a hash of the whole text.
+The corpus is `OVERNIGHT_CORPUS` (a file or folder) when that is set, else `corpus/` beside this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+DOCUMENT_SEPARATOR = "\x1e"  # in .txt.xz: ASCII record separator, which no document contains
+VALIDATION_EVERY, VALIDATION_AT = 12, 5  # document i is validation when i % 12 == 5: spread over all years of the embedded corpus
+SHARD_GLOB = "shard_*.parquet"
+TEXT_SUFFIXES = frozenset(".c .cc .cpp .cu .cuh .go .h .hpp .html .java .js .jsonl .md .py .pyi .rs .rst .tex .ts .txt".split())
+MAX_FILE_BYTES = 16 << 20  # a larger "text" file is a dump or a data set and would drown the rest
+
+
+class DataError(Exception):
+    """Raised when there is no usable data; its text says what is missing, where, and what to do next."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A place that text can be read from; `kind` is embedded, folder or shards."""
+
+    kind: str
+    files: tuple[Path, ...]
+    root: Path
+
+    @property
+    def name(self) -> str:
+        return self.files[0].name.removesuffix(".txt.xz") if self.kind == "embedded" else self.root.name
+
+    def signature(self) -> str:
+        """A cheap fingerprint that says whether the text may have changed: an archive's bytes, else names, sizes and times."""
+        if self.kind == "embedded":
+            return hashlib.sha256(self.files[0].read_bytes()).hexdigest()[:16]
+        lines = [f"{self.root.resolve()}"]
+        for path in self.files:
+            stat = path.stat()
+            lines.append(f"{path.relative_to(self.root)} {stat.st_size} {stat.st_mtime_ns}")
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+    def read(self) -> tuple[list[str], list[str]]:
+        """Training and validation documents, in a fixed order."""
+        if self.kind == "shards":
+            *train, validation = self.files  # the last shard is validation, as upstream pins it
+            return [text for path in train for text in read_shard(path)], read_shard(validation)
+        documents = _read_embedded(self.files[0]) if self.kind == "embedded" else _read_folder(self.files)
+        if len(documents) < VALIDATION_EVERY:
+            raise DataError(
+                f"{self.root} holds {len(documents)} usable documents; at least {VALIDATION_EVERY} are needed to split off validation"
+            )
+        train = [text for i, text in enumerate(documents) if i % VALIDATION_EVERY != VALIDATION_AT]
+        return train, documents[VALIDATION_AT::VALIDATION_EVERY]
+
+
+def find_corpus(where: str | None = None) -> Corpus:
+    """The corpus at `where`, else at OVERNIGHT_CORPUS, else beside this file. Raised: DataError when there is none."""
+    chosen = where or os.environ.get("OVERNIGHT_CORPUS")
+    root = Path(chosen).expanduser() if chosen else HERE / "corpus"
+    if not root.exists():
+        source = "OVERNIGHT_CORPUS" if chosen and not where else "the corpus"
+        raise DataError(f"no text at {root} ({source}); name a folder of text: python prepare.py --from-folder FOLDER")
+    if root.is_file():
+        return Corpus(_kind_of_file(root), (root,), root.parent)
+    if shards := sorted(root.glob(SHARD_GLOB)):
+        if len(shards) < 2:
+            raise DataError(
+                f"{root} holds one parquet shard; at least two are needed (the last one is validation): python prepare.py --shards 2"
+            )
+        return Corpus("shards", tuple(shards), root)
+    if archives := sorted(root.glob("*.txt.xz")):
+        return Corpus("embedded", (archives[0],), root)
+    files = tuple(
+        sorted(
+            path
+            for path in root.rglob("*")
+            if path.suffix in TEXT_SUFFIXES and path.is_file() and not any(part.startswith(".") for part in path.relative_to(root).parts)
+        )
+    )
+    if not files:
+        raise DataError(
+            f"no text files ({' '.join(sorted(TEXT_SUFFIXES))}) below {root}; name another folder: python prepare.py --from-folder FOLDER"
+        )
+    return Corpus("folder", files, root)
+
+
+def text_hash(train: list[str], validation: list[str]) -> str:
+    """SHA-256 over all documents with their lengths, so that moving a border between two documents changes it."""
+    digest = hashlib.sha256()
+    for part in (train, validation):
+        digest.update(f"{len(part)}\n".encode())
+        for text in part:
+            data = text.encode("utf-8", "surrogatepass")
+            digest.update(f"{len(data)}\n".encode())
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def read_shard(path: Path) -> list[str]:
+    """The documents of one parquet shard. Raised: DataError when the file is damaged or has no text column."""
+    import pyarrow  # only shards need it; the embedded corpus does not
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path, columns=["text"])
+    except (pyarrow.ArrowInvalid, OSError, KeyError) as error:
+        raise DataError(
+            f"{path} is damaged or half downloaded ({str(error).splitlines()[0][:120]}); delete it and run: python prepare.py"
+        ) from error
+    return [text for text in table.column("text").to_pylist() if text]
+
+
+def _kind_of_file(path: Path) -> str:
+    if path.name.endswith(".txt.xz"):
+        return "embedded"
+    raise DataError(f"{path} is neither a folder nor a .txt.xz archive of documents; name a folder of text instead")
+
+
+def _read_embedded(path: Path) -> list[str]:
+    try:
+        return lzma.decompress(path.read_bytes()).decode("utf-8").split(DOCUMENT_SEPARATOR)
+    except (lzma.LZMAError, UnicodeDecodeError, EOFError) as error:
+        raise DataError(f"{path} is damaged ({error}); restore it from the repository") from error
+
+
+def _read_folder(files: tuple[Path, ...]) -> list[str]:
+    """One document a file; files that are not UTF-8, empty, too large or exact copies are left out."""
+    documents: list[str] = []
+    seen: set[bytes] = set()
+    for path in files:
+        if not 0 < path.stat().st_size <= MAX_FILE_BYTES:
+            continue
+        data = path.read_bytes()
+        mark = hashlib.sha256(data).digest()
+        if mark in seen:
+            continue
+        seen.add(mark)
+        try:
+            documents.append(data.decode("utf-8"))
+        except UnicodeDecodeError:
+            continue
+    return documents

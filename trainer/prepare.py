@@ -1,0 +1,406 @@
+"""Turns a corpus into rows of tokens on disk, feeds them to training, and measures bits per byte. Fixed: an experiment does not edit it.
+
+    python prepare.py                          the embedded corpus (a few seconds; does nothing the second time)
+    python prepare.py --from-folder FOLDER     any folder of text
+
+Prepared data lies in OVERNIGHT_DATA, else in `.data/` beside the corpus. What a result depends on is in `data_id` and EVALUATOR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import bisect
+import contextlib
+import fcntl
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from corpora import HERE, Corpus, DataError, find_corpus, text_hash
+
+TIME_BUDGET = 300  # seconds of training; the control room writes each run's budget here
+EVALUATOR = "bytes-1"  # changes whenever the same model would score differently: results are compared only inside one version
+FORMAT = 1  # of the files in the data folder
+
+BOS = "<|bos|>"  # begins every document and every row
+# GPT-4's split of text into words before merging, with numbers in pairs of digits
+SPLIT_PATTERN = r"""'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}{1,2}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"""
+TOKENIZER_CHARS = 200_000_000  # of training text the merges are learned from; more changes nothing that can be measured
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What goes with the size of a corpus: the row length, the vocabulary, and the text that is scored."""
+
+    seq_len: int  # longest row in tokens, and the row length of the evaluation
+    vocab_size: int
+    window_bytes: int  # the evaluation reads windows of so many bytes, evenly strided over the validation text
+    eval_bytes: int  # all windows together
+
+
+# Embedded: 98k tokens in all, where the paired difference of two models has a standard error of about 0.001 bpb. Large: 4 to 5 M tokens.
+EMBEDDED = Scale(seq_len=256, vocab_size=4096, window_bytes=1024, eval_bytes=416 << 10)
+LARGE = Scale(seq_len=2048, vocab_size=8192, window_bytes=8192, eval_bytes=16 << 20)
+EMBEDDED_BELOW_BYTES = 32 << 20  # a folder smaller than this is treated at the embedded scale
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A prepared corpus on disk; arrays are memory maps until they are used."""
+
+    folder: Path
+    meta: dict[str, Any]
+
+    @property
+    def data_id(self) -> str:
+        """Names corpus and tokenizer: equal ids mean the same text, the same tokens and the same scored windows."""
+        return str(self.meta["data_id"])
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.meta["vocab_size"])
+
+    @property
+    def seq_len(self) -> int:
+        return int(self.meta["seq_len"])
+
+    @property
+    def bos(self) -> int:
+        return int(self.meta["bos"])
+
+    def array(self, name: str) -> np.ndarray:
+        path = self.folder / f"{name}.npy"
+        try:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} is missing or damaged; delete {self.folder} and run: python prepare.py") from error
+
+    def token_bytes(self) -> np.ndarray:
+        """UTF-8 length of each token, 0 for BOS: int32 [vocab_size]."""
+        return np.asarray(self.array("token_bytes"))
+
+    def train_rows(self, seq_len: int) -> np.ndarray:
+        """Packed training rows, uint16 [rows, seq_len + 1]; packed once per row length and kept on disk."""
+        name = f"rows-{seq_len}"
+        if not (self.folder / f"{name}.npy").exists():
+            with _locked(self.folder.parent):
+                if not (self.folder / f"{name}.npy").exists():
+                    _save(self.folder, name, pack_rows(self.array("train"), seq_len, self.bos))
+        return self.array(name)
+
+    def dropped_share(self, rows: np.ndarray) -> float:
+        """Share of the training tokens that no row holds (BOS tokens left out on both sides)."""
+        kept = int(np.count_nonzero(rows != self.bos))
+        return 1 - kept / int(self.meta["train_text_tokens"])
+
+    def eval_rows(self) -> np.ndarray:
+        """The scored windows, one after the other, cut into uint16 [rows, seq_len + 1]; a row begins with the last token of the one before."""
+        tokens = self.array("eval")
+        count = -(-(len(tokens) - 1) // self.seq_len)
+        padded = np.full(count * self.seq_len + 1, self.bos, dtype=np.uint16)  # BOS has no bytes, so padding is never scored
+        padded[: len(tokens)] = tokens
+        return np.lib.stride_tricks.sliding_window_view(padded, self.seq_len + 1)[:: self.seq_len]
+
+    def encoding(self) -> Any:
+        """The tiktoken encoding."""
+        import tiktoken
+
+        try:
+            saved = json.loads((self.folder / "tokenizer.json").read_text(encoding="utf-8"))
+            ranks = {base64.b64decode(token): rank for rank, token in enumerate(saved["tokens"])}
+            return tiktoken.Encoding(name="overnight", pat_str=saved["pattern"], mergeable_ranks=ranks, special_tokens={BOS: len(ranks)})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{self.folder / 'tokenizer.json'} is missing or damaged; delete {self.folder} and run: python prepare.py"
+            ) from error
+
+
+# --- finding and preparing --------------------------------------------------------------------------------------------
+
+
+def data_root(corpus: Corpus) -> Path:
+    """OVERNIGHT_DATA, else `.data/` beside the real corpus folder (a run's `corpus` may be a link to it)."""
+    named = os.environ.get("OVERNIGHT_DATA")
+    return (
+        Path(named).expanduser() if named else corpus.root.resolve().parent / ".data" if corpus.root.name == "corpus" else HERE / ".data"
+    )
+
+
+def load_dataset(where: str | None = None, say: Callable[[str], None] = lambda text: None) -> Dataset:
+    """The prepared corpus at `where` (see corpora.find_corpus), prepared now if it never was. Raised: DataError."""
+    corpus = find_corpus(where)
+    root = data_root(corpus)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        known = root / f"known-{corpus.signature()}"
+        if known.exists() and (dataset := _open(root / known.read_text().strip())):
+            return dataset
+        with _locked(root):
+            if known.exists() and (dataset := _open(root / known.read_text().strip())):
+                return dataset  # another process prepared it while we waited
+            folder = _prepare(corpus, root, say)
+            _write(known, folder.name.encode())
+    except OSError as error:
+        raise DataError(
+            f"cannot prepare data in {root}: {error.strerror or error}; name a writable folder with room in OVERNIGHT_DATA"
+        ) from error
+    dataset = _open(folder)
+    assert dataset is not None
+    return dataset
+
+
+def _open(folder: Path) -> Dataset | None:
+    """The dataset in `folder`; None when there is none of this format. Raised: DataError when its parts do not fit together."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if meta.get("format") != FORMAT:
+        return None
+    dataset = Dataset(folder, meta)
+    sizes = {name: len(dataset.array(name)) for name in ("train", "validation", "eval", "token_bytes")}
+    if sizes != meta["sizes"] or sizes["token_bytes"] != dataset.vocab_size:
+        raise DataError(f"the data in {folder} does not fit its vocabulary or its size; delete the folder and run: python prepare.py")
+    return dataset
+
+
+def _prepare(corpus: Corpus, root: Path, say: Callable[[str], None]) -> Path:
+    started = time.perf_counter()
+    train, validation = corpus.read()
+    if not train or not validation:
+        raise DataError(f"{corpus.root} has {len(train)} training and {len(validation)} validation documents; both are needed")
+    total_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in train) + sum(map(len, validation))
+    scale = EMBEDDED if total_bytes < EMBEDDED_BELOW_BYTES else LARGE
+    say(
+        f"{corpus.name}: {len(train) + len(validation):,} documents, {total_bytes / 1e6:.1f} MB; learning {scale.vocab_size:,} tokens"
+    )
+    tokenizer = _train_tokenizer(train, scale.vocab_size)
+    corpus_hash = text_hash(train, validation)
+    tokenizer_hash = hashlib.sha256(json.dumps(tokenizer).encode()).hexdigest()
+    data_id = f"{corpus.name}-{corpus_hash[:12]}-{tokenizer_hash[:8]}"
+    folder = root / data_id
+    staging = root / f".{data_id}.{os.getpid()}"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        _write(staging / "tokenizer.json", json.dumps(tokenizer).encode())
+        encoding = Dataset(staging, {}).encoding()
+        lengths = [len(base64.b64decode(token)) for token in tokenizer["tokens"]] + [0]
+        arrays = {
+            "train": encode(encoding, train),
+            "validation": encode(encoding, validation),
+            "eval": encode(encoding, eval_windows(validation, scale)),
+            "token_bytes": np.array(lengths, dtype=np.int32),
+        }
+        for name, array in arrays.items():
+            _save(staging, name, array)
+        bos = encoding.encode_single_token(BOS)
+        meta = {
+            "format": FORMAT,
+            "data_id": data_id,
+            "corpus": corpus.name,
+            "kind": corpus.kind,
+            "corpus_sha256": corpus_hash,
+            "tokenizer_sha256": tokenizer_hash,
+            "vocab_size": encoding.n_vocab,
+            "bos": bos,
+            "seq_len": scale.seq_len,
+            "documents": [len(train), len(validation)],
+            "train_text_tokens": int(np.count_nonzero(arrays["train"] != bos)),
+            "eval_tokens": len(arrays["eval"]),
+            "eval_bytes": int(arrays["token_bytes"][arrays["eval"]].sum()),
+            "sizes": {name: len(array) for name, array in arrays.items()},
+        }
+        _write(staging / "meta.json", json.dumps(meta, indent=1).encode())
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    say(
+        f"{meta['train_text_tokens']:,} training tokens, {meta['eval_tokens']:,} scored tokens ({meta['eval_bytes']:,} bytes) "
+        f"in {time.perf_counter() - started:.1f} s: {folder}"
+    )
+    return folder
+
+
+def _train_tokenizer(documents: list[str], vocab_size: int) -> dict[str, Any]:
+    import rustbpe
+
+    def texts() -> Iterator[str]:
+        left = TOKENIZER_CHARS
+        for text in documents:
+            yield text[:left]
+            left -= len(text)
+            if left <= 0:
+                return
+
+    tokenizer = rustbpe.Tokenizer()
+    tokenizer.train_from_iterator(texts(), vocab_size - 1, pattern=SPLIT_PATTERN)
+    ranks = sorted(((rank, bytes(token)) for token, rank in tokenizer.get_mergeable_ranks()))
+    return {"pattern": tokenizer.get_pattern(), "tokens": [base64.b64encode(token).decode() for _, token in ranks]}
+
+
+def encode(encoding: Any, documents: list[str]) -> np.ndarray:
+    """All documents in one uint16 array, each led by BOS; a pool of threads, since the encoder releases the interpreter lock."""
+    bos = np.array([encoding.encode_single_token(BOS)], dtype=np.uint16)
+
+    def one(text: str) -> np.ndarray:
+        try:
+            return encoding.encode_to_numpy(text, disallowed_special=()).astype(np.uint16)
+        except UnicodeEncodeError:  # lone surrogates: replaced, as tiktoken does for str input
+            return encoding.encode_to_numpy(
+                text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), disallowed_special=()
+            ).astype(np.uint16)
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        parts = [part for tokens in pool.map(one, documents, chunksize=64) for part in (bos, tokens)]
+    return np.concatenate(parts)
+
+
+def eval_windows(validation: list[str], scale: Scale) -> list[str]:
+    """Windows of `window_bytes`, evenly strided over the validation text: fixed by byte offset, the same for every vocabulary."""
+    data = "\n\n".join(validation).encode("utf-8", "replace")
+    count = max(1, min(scale.eval_bytes, len(data)) // scale.window_bytes)
+    stride = len(data) // count
+
+    def boundary(offset: int) -> int:
+        while offset < len(data) and data[offset] & 0xC0 == 0x80:  # not inside a character
+            offset += 1
+        return offset
+
+    starts = [boundary(i * stride) for i in range(count)]
+    return [data[start : boundary(min(start + scale.window_bytes, start + stride))].decode("utf-8") for start in starts]
+
+
+def pack_rows(tokens: np.ndarray, seq_len: int, bos: int) -> np.ndarray:
+    """Rows of seq_len + 1 tokens that begin with BOS. Long documents are split (each piece gets its BOS), short pieces are packed best-fit,
+    and the piece that fills a row is split too, so that nothing is dropped but the tail that fills no row."""
+    capacity = seq_len + 1
+    starts = np.flatnonzero(tokens == bos)
+    ends = np.append(starts[1:], len(tokens))
+    rows: list[list[tuple[int, int]]] = []  # a row is a list of text spans; BOS is written before each
+    pieces: list[tuple[int, int]] = []  # (length, start) of text without BOS, kept sorted
+    for start, end in zip((starts + 1).tolist(), ends.tolist(), strict=True):
+        while end - start >= seq_len:
+            rows.append([(seq_len, start)])
+            start += seq_len
+        if end > start:
+            pieces.append((end - start, start))
+    pieces.sort()
+    while pieces:
+        row, room = [], capacity
+        while room >= 2 and pieces:
+            at = bisect.bisect_right(pieces, (room - 1, len(tokens))) - 1
+            if at >= 0:
+                length, start = pieces.pop(at)
+            else:  # none fits whole: fill the row with the head of the shortest, keep its rest
+                (whole, start), length = pieces.pop(0), room - 1
+                bisect.insort(pieces, (whole - length, start + length))
+            row.append((length, start))
+            room -= length + 1
+        if room < 2:
+            rows.append(row)
+    packed = np.full((len(rows), capacity), bos, dtype=np.uint16)
+    for line, row in zip(packed, rows, strict=True):
+        at = 1
+        for length, start in row:
+            line[at : at + length] = tokens[start : start + length]
+            at += length + 1
+    return packed
+
+
+# --- feeding and measuring --------------------------------------------------------------------------------------------
+
+
+def batches(rows: np.ndarray, batch_rows: int, device: Any, seed: int) -> Iterator[tuple[Any, Any, int]]:
+    """Endless (inputs, targets, epoch): int64 [batch_rows, seq_len] each, in a new order each epoch that depends on `seed` alone."""
+    import torch
+
+    store = torch.from_numpy(np.array(rows).view(np.int16)).to(device)  # torch has few operations for uint16
+    order_seed, epoch = np.random.default_rng(seed), 0
+    while True:
+        epoch += 1
+        order = torch.from_numpy(order_seed.permutation(len(rows))).to(device)
+        for start in range(0, len(rows) - batch_rows + 1, batch_rows):
+            batch = store[order[start : start + batch_rows]].long() & 0xFFFF
+            yield batch[:, :-1], batch[:, 1:], epoch
+
+
+def evaluate_bpb(token_nats: Callable[[Any, Any], Any], dataset: Dataset, batch_rows: int, device: Any) -> float:
+    """Bits per byte on the scored windows, independent of vocabulary and batch.
+
+    `token_nats(inputs, targets)` returns the loss of every token in nats, [rows, seq_len]. Targets without bytes (BOS) are not scored.
+    """
+    import torch
+
+    rows = torch.from_numpy(np.array(dataset.eval_rows()).view(np.int16)).to(device)
+    token_bytes = torch.from_numpy(np.array(dataset.token_bytes())).to(device)
+    nats = torch.zeros((), dtype=torch.float64, device=device)
+    scored_bytes = torch.zeros((), dtype=torch.int64, device=device)
+    for start in range(0, len(rows), batch_rows):
+        batch = rows[start : start + batch_rows].long() & 0xFFFF
+        missing = batch_rows - len(batch)  # keep the batch shape, so that a compiled model is not compiled again
+        if missing:
+            batch = torch.cat([batch, torch.full((missing, batch.shape[1]), dataset.bos, device=device)])
+        sizes = token_bytes[batch[:, 1:]]
+        losses = token_nats(batch[:, :-1], batch[:, 1:]).view_as(sizes)
+        nats += torch.where(sizes > 0, losses, 0.0).sum(dtype=torch.float64)
+        scored_bytes += sizes.sum()
+    return float(nats) / (math.log(2) * int(scored_bytes))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the data folder's lock: of two processes that prepare the same data, one works and the other waits."""
+    with open(folder / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write(path: Path, data: bytes) -> None:
+    staging = path.with_name(f".{path.name}.{os.getpid()}")
+    staging.write_bytes(data)
+    os.replace(staging, path)
+
+
+def _save(folder: Path, name: str, array: np.ndarray) -> None:
+    staging = folder / f".{name}.{os.getpid()}.npy"
+    np.save(staging, array, allow_pickle=False)
+    os.replace(staging, folder / f"{name}.npy")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Prepare data for training. Does nothing when it is prepared already.")
+    parser.add_argument(
+        "--from-folder",
+        metavar="FOLDER",
+        help="a folder of text files or parquet shards (default: OVERNIGHT_CORPUS, else the embedded corpus)",
+    )
+    arguments = parser.parse_args()
+    try:
+        dataset = load_dataset(arguments.from_folder, say=print)
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"ready: {dataset.data_id}, vocabulary {dataset.vocab_size:,}, rows of {dataset.seq_len} tokens in {dataset.folder}")
+    if arguments.from_folder:
+        print(f"train on it with: OVERNIGHT_CORPUS={Path(arguments.from_folder).resolve()} python train.py")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

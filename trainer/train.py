@@ -1,0 +1,563 @@
+"""Trains one small GPT for a fixed time on one device and measures bits per byte on text it has not seen. The one file an experiment edits.
+
+    python train.py        in a folder with prepare.py, corpora.py, report.py and peaks.py; the budget is TIME_BUDGET in prepare.py
+
+Everything worth changing is a constant below; None means the preset of the device (PRESETS) or of the data. One GPU per run, or the CPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # must be set before torch starts
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from corpora import DataError
+from peaks import peak_flops
+from prepare import EVALUATOR, TIME_BUDGET, Dataset, batches, evaluate_bpb, load_dataset
+from report import UNCOUNTED_STEPS, BudgetClock, Report
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# --- what an experiment changes ---------------------------------------------------------------------------------------
+
+SEED = 42
+
+# Model
+DEPTH = None  # layers
+ASPECT_RATIO = 64  # width = DEPTH * ASPECT_RATIO, rounded up to a multiple of HEAD_DIM
+HEAD_DIM = None
+SEQ_LEN = None  # tokens in a training row; None: the row length of the evaluation
+VALUE_EMBEDDINGS = True  # every second layer mixes a learned embedding of its tokens into its values (ResFormer)
+SOFTCAP = 15.0  # logits are squashed into ±SOFTCAP
+
+# Batch
+TOTAL_BATCH_SIZE = None  # tokens per optimizer step
+DEVICE_BATCH_SIZE = None  # rows per forward pass; None: as many as fit the preset and divide TOTAL_BATCH_SIZE
+
+# Optimization
+OPTIMIZER = "muon"  # of the matrices: "muon" or "adamw"; embeddings, head and scalars always use AdamW
+MATRIX_LR = 0.04  # Muon
+ADAMW_MATRIX_LR = 0.003  # matrices under OPTIMIZER = "adamw"
+EMBEDDING_LR = 0.6  # this and the next are for width 768 and grow with width**-0.5
+UNEMBEDDING_LR = 0.004
+SCALAR_LR = 0.5  # per-layer residual weights
+WEIGHT_DECAY = 0.2  # cautious, of the matrices, falling to 0 over the budget
+ADAM_BETAS = (0.8, 0.95)
+WARMUP_RATIO = 0.0  # shares of the budget
+WARMDOWN_RATIO = 0.5
+FINAL_LR_FRAC = 0.0
+
+# How it runs; reported as attributes, and never the reason why two runs cannot be compared
+COMPILE = None  # "none", "optimizer", "model", "both"
+ATTENTION = None  # "default", "cudnn", "flash", "efficient", "math"
+
+# CPU: width 128 and 2 layers are the best of the sizes tried at 20 s on 2 cores; twice the width or depth is worse (docs/benchmarks.md).
+# CUDA: 2**17 tokens was the best batch for budgets of 1 to 2 minutes on an H200, flat from 2**16 to 2**18 and clearly worse at 2**19.
+PRESETS = {
+    "cpu": {"DEPTH": 2, "HEAD_DIM": 32, "TOTAL_BATCH_SIZE": 2**11, "DEVICE_TOKENS": 2**11, "COMPILE": "none", "ATTENTION": "default"},
+    "cuda": {"DEPTH": 8, "HEAD_DIM": 128, "TOTAL_BATCH_SIZE": 2**17, "DEVICE_TOKENS": 2**17, "COMPILE": "both", "ATTENTION": "default"},
+}
+
+
+# --- model ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class GPTConfig:
+    sequence_len: int
+    vocab_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+    value_embeddings: bool
+    softcap: float
+
+
+def norm(x: torch.Tensor) -> torch.Tensor:
+    return F.rms_norm(x, (x.size(-1),))
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotary position embedding of x [B, T, H, D]; cos and sin are [1, T, 1, D/2]."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos + b * sin, b * cos - a * sin], dim=-1)
+
+
+class Linear(nn.Linear):
+    """A linear layer without bias whose float32 weight computes in the type of its input."""
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        super().__init__(n_in, n_out, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+SDPA_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: str) -> torch.Tensor:
+    """Causal attention over [B, T, H, D]. The backend is chosen in here because global switches are ignored inside a compiled model."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    if backend == "default":
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    else:
+        with sdpa_kernel(SDPA_BACKENDS[backend]):
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return y.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    GATE_CHANNELS = 32
+
+    def __init__(self, config: GPTConfig, has_values: bool, backend: str) -> None:
+        super().__init__()
+        self.n_head, self.backend = config.n_head, backend
+        self.q, self.k, self.v, self.out = (Linear(config.n_embd, config.n_embd) for _ in range(4))
+        self.gate = Linear(min(self.GATE_CHANNELS, config.n_embd), config.n_head) if has_values else None
+
+    def forward(self, x: torch.Tensor, values: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        B, T, C = x.shape
+        q, k, v = (layer(x).view(B, T, self.n_head, -1) for layer in (self.q, self.k, self.v))
+        if self.gate is not None and values is not None:
+            gate = 2 * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))  # [B, T, H]; 1 at the start
+            v = v + gate.unsqueeze(-1) * values.view(B, T, self.n_head, -1)
+        q, k = norm(rotate(q, cos, sin)), norm(rotate(k, cos, sin))
+        return self.out(attend(q, k, v, self.backend).reshape(B, T, C))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.up, self.down = Linear(config.n_embd, 4 * config.n_embd), Linear(4 * config.n_embd, config.n_embd)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.relu(self.up(x)).square())
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig, has_values: bool, backend: str) -> None:
+        super().__init__()
+        self.attention, self.mlp = Attention(config, has_values, backend), MLP(config)
+
+    def forward(self, x: torch.Tensor, values: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(norm(x), values, cos, sin)
+        return x + self.mlp(norm(x))
+
+
+class GPT(nn.Module):
+    """Weights are float32; activations are bfloat16 on a GPU and float32 on a CPU."""
+
+    ROTARY_BASE = 10000.0
+
+    def __init__(self, config: GPTConfig, backend: str = "default", dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        with_values = [config.value_embeddings and (config.n_layer - 1 - i) % 2 == 0 for i in range(config.n_layer)]
+        self.embedding = nn.Embedding(config.vocab_size, config.n_embd, dtype=dtype)
+        self.blocks = nn.ModuleList(Block(config, has, backend) for has in with_values)
+        self.values = nn.ModuleDict(
+            {str(i): nn.Embedding(config.vocab_size, config.n_embd, dtype=dtype) for i, has in enumerate(with_values) if has}
+        )
+        self.head = Linear(config.n_embd, config.vocab_size)
+        self.residual = nn.Parameter(torch.ones(config.n_layer))  # weight of the stream before each block
+        self.skip = nn.Parameter(torch.full((config.n_layer,), 0.1))  # weight of the embedding, added before each block
+        half = config.n_embd // config.n_head // 2
+        angles = torch.outer(
+            torch.arange(8 * config.sequence_len), self.ROTARY_BASE ** (-torch.arange(half) / half)
+        )  # the evaluation may use longer rows
+        self.register_buffer("cos", angles.cos().to(dtype)[None, :, None, :], persistent=False)
+        self.register_buffer("sin", angles.sin().to(dtype)[None, :, None, :], persistent=False)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        bound = (3 / self.config.n_embd) ** 0.5  # uniform of this bound has standard deviation width**-0.5
+        nn.init.normal_(self.embedding.weight)
+        nn.init.normal_(self.head.weight, std=0.001)
+        for table in self.values.values():
+            nn.init.uniform_(table.weight, -bound, bound)
+        for block in self.blocks:
+            for layer in (block.attention.q, block.attention.k, block.attention.v, block.mlp.up):
+                nn.init.uniform_(layer.weight, -bound, bound)
+            for layer in (block.attention.out, block.mlp.down, block.attention.gate):
+                if layer is not None:
+                    nn.init.zeros_(layer.weight)  # every block starts as the identity
+
+    def trunk(self, idx: torch.Tensor) -> torch.Tensor:
+        """Token ids [B, T] to normalised activations [B, T, C]."""
+        cos, sin = self.cos[:, : idx.size(1)], self.sin[:, : idx.size(1)]
+        x0 = x = norm(self.embedding(idx))
+        residual, skip = self.residual.to(x.dtype), self.skip.to(x.dtype)
+        for i, block in enumerate(self.blocks):
+            values = self.values[str(i)](idx) if str(i) in self.values else None
+            x = block(residual[i] * x + skip[i] * x0, values, cos, sin)
+        return norm(x)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """Activations [..., C] to float32 logits [..., V] inside ±softcap."""
+        cap = self.config.softcap
+        return cap * torch.tanh(self.head(x).float() / cap)
+
+    def token_nats(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Cross-entropy of every token in nats, [B, T]."""
+        logits = self.logits(self.trunk(idx))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
+
+    def forward(self, idx: torch.Tensor) -> torch.Tensor:
+        return self.logits(self.trunk(idx))
+
+    def flops_per_token(self) -> int:
+        """Training FLOPs per token, as upstream counts: 6 per weight that multiplies, and 12 x width x row length per layer of attention
+        (the causal half is not taken off). Embeddings, scalars and the optimizer are not counted."""
+        matrices = sum(p.numel() for name, p in self.named_parameters() if p.ndim == 2 and not name.startswith(("embedding", "values")))
+        return 6 * matrices + 12 * self.config.n_layer * self.config.n_embd * self.config.sequence_len
+
+
+def load_model(checkpoint_path: str, device: str = "cpu") -> GPT:
+    """The trained model: from token ids [B, T] to float32 logits [B, T, V]. Recomputing the result of a run goes through this."""
+    saved = torch.load(checkpoint_path, map_location=device, weights_only=True)
+    model = GPT(GPTConfig(**saved["config"]), dtype=torch.bfloat16 if device.startswith("cuda") else torch.float32).to(device)
+    model.load_state_dict(saved["model"])
+    return model.eval()
+
+
+# --- optimizer --------------------------------------------------------------------------------------------------------
+
+# Quintic iterations that push all singular values towards 1 (Polar Express, arXiv 2505.16932), for 5 steps with a safety factor of 1.02
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def adamw_update(p: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, h: torch.Tensor) -> None:
+    """One AdamW step in place; h = [lr, beta1, beta2, bias1, bias2, weight decay], a tensor so that a new value compiles nothing."""
+    lr, beta1, beta2, bias1, bias2, decay = h.unbind()
+    p.mul_(1 - lr * decay)
+    mean.lerp_(grad.to(mean.dtype), 1 - beta1)
+    square.lerp_(grad.to(square.dtype).square(), 1 - beta2)
+    p.sub_((lr / bias1 * mean / ((square / bias2).sqrt() + 1e-10)).to(p.dtype))
+
+
+def muon_update(p: torch.Tensor, grad: torch.Tensor, momentum: torch.Tensor, square: torch.Tensor, h: torch.Tensor) -> None:
+    """One Muon step in place on matrices of one shape [N, rows, cols], with NorMuon's scale per neuron; h = [lr, momentum, beta2, decay]."""
+    lr, beta, beta2, decay = h.unbind()
+    momentum.lerp_(grad, 1 - beta)
+    x = grad.lerp(momentum, beta)  # Nesterov
+    x = x.bfloat16() if x.is_cuda else x
+    tall = x.size(-2) > x.size(-1)
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.02 + 1e-6)
+    for a, b, c in POLAR_EXPRESS:
+        gram = x.mT @ x if tall else x @ x.mT  # the smaller side
+        poly = b * gram + c * (gram @ gram)
+        x = a * x + (x @ poly if tall else poly @ x)
+    x = x.float()
+    over = -1 if x.size(-2) >= x.size(-1) else -2
+    power = x.square().mean(dim=over, keepdim=True)
+    square.lerp_(power, 1 - beta2)
+    scale = square.clamp_min(1e-10).rsqrt()
+    before, after = power.sum(dim=(-2, -1), keepdim=True).sqrt(), (power * scale.square()).sum(dim=(-2, -1), keepdim=True).sqrt()
+    x = x * scale * (before / after.clamp_min(1e-10))  # equal sizes per neuron, the update's total size kept
+    p.sub_(lr * x + lr * decay * p * (x * p >= 0))  # cautious: decay only where it agrees with the update
+
+
+class MuonAdamW:
+    """Muon for the matrices of the blocks, AdamW for everything else; a group is one shape (Muon) or one learning rate (AdamW)."""
+
+    def __init__(self, model: GPT, compiled: bool) -> None:
+        width_scale = (model.config.n_embd / 768) ** -0.5
+        matrices = [p for block in model.blocks for p in block.parameters()]
+        self.adamw = [
+            {"params": [model.embedding.weight, *model.values.parameters()], "lr": EMBEDDING_LR * width_scale, "betas": ADAM_BETAS},
+            {"params": [model.head.weight], "lr": UNEMBEDDING_LR * width_scale, "betas": ADAM_BETAS},
+            {"params": [model.residual], "lr": SCALAR_LR * 0.01, "betas": ADAM_BETAS},  # multiplies the whole stream: a small rate
+            {"params": [model.skip], "lr": SCALAR_LR, "betas": (0.96, 0.95)},
+        ]
+        if OPTIMIZER == "adamw":
+            self.adamw.append({"params": matrices, "lr": ADAMW_MATRIX_LR, "betas": ADAM_BETAS, "decay": WEIGHT_DECAY})
+        by_shape = {shape: [p for p in matrices if p.shape == shape] for shape in dict.fromkeys(p.shape for p in matrices)}
+        self.muon = list(by_shape.values()) if OPTIMIZER == "muon" else []
+        self.state: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.steps = 0
+        self.adamw_update = torch.compile(adamw_update, dynamic=False, fullgraph=True) if compiled else adamw_update
+        self.muon_update = torch.compile(muon_update, dynamic=False, fullgraph=True) if compiled else muon_update
+
+    @torch.no_grad()
+    def step(self, lrm: float, progress: float) -> None:
+        """One step with every learning rate times `lrm`; `progress` is the share of the budget."""
+        self.steps += 1
+        for g, group in enumerate(self.adamw):
+            beta1, beta2 = group["betas"]
+            h = torch.tensor(
+                [group["lr"] * lrm, beta1, beta2, 1 - beta1**self.steps, 1 - beta2**self.steps, group.get("decay", 0.0) * (1 - progress)]
+            )
+            for i, p in enumerate(group["params"]):
+                if p.grad is not None:
+                    mean, square = self._state(f"adamw.{g}.{i}", lambda p=p: (torch.zeros_like(p), torch.zeros_like(p)))
+                    self.adamw_update(p, p.grad, mean, square, h.to(p.device, non_blocking=True))
+        ramp = min(self.steps / 300, 1.0)
+        for g, params in enumerate(self.muon):
+            rows, cols = params[0].shape
+            h = torch.tensor([MATRIX_LR * lrm * max(1.0, rows / cols) ** 0.5, 0.85 + 0.10 * ramp, 0.95, WEIGHT_DECAY * (1 - progress)])
+            stacked, grads = torch.stack(list(params)), torch.stack([p.grad for p in params])
+            power = (len(params), rows, 1) if rows >= cols else (len(params), 1, cols)
+            momentum, square = self._state(
+                f"muon.{g}", lambda stacked=stacked, power=power: (torch.zeros_like(stacked), stacked.new_zeros(power))
+            )
+            self.muon_update(stacked, grads, momentum, square, h.to(stacked.device, non_blocking=True))
+            torch._foreach_copy_(list(params), list(stacked.unbind(0)))
+
+    def _state(self, key: str, make: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        if key not in self.state:
+            self.state[key] = make()
+        return self.state[key]
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+class BadSetting(Exception):
+    """Raised when the constants do not fit together; its text says which and how to change them."""
+
+
+@dataclass
+class Plan:
+    """The constants after presets: what this run really does."""
+
+    device: torch.device
+    config: GPTConfig
+    total_batch: int
+    device_rows: int
+    compile: str
+    attention: str
+
+    @property
+    def micro_steps(self) -> int:
+        return self.total_batch // (self.device_rows * self.config.sequence_len)
+
+
+def make_plan(data: Dataset, device: torch.device) -> Plan:
+    """Fill in the presets and check that everything fits together. Raised: BadSetting."""
+    chosen = {name: globals().get(name) if globals().get(name) is not None else value for name, value in PRESETS[device.type].items()}
+    depth, head_dim, total = chosen["DEPTH"], chosen["HEAD_DIM"], chosen["TOTAL_BATCH_SIZE"]
+    seq_len = SEQ_LEN or data.seq_len
+    if min(depth, head_dim, ASPECT_RATIO, seq_len, total) < 1 or head_dim % 2:
+        raise BadSetting("DEPTH, ASPECT_RATIO, SEQ_LEN and TOTAL_BATCH_SIZE must be positive and HEAD_DIM even")
+    if (
+        OPTIMIZER not in ("muon", "adamw")
+        or chosen["COMPILE"] not in ("none", "optimizer", "model", "both")
+        or chosen["ATTENTION"] not in ("default", *SDPA_BACKENDS)
+    ):
+        raise BadSetting(
+            f'OPTIMIZER is "muon" or "adamw", COMPILE "none", "optimizer", "model", "both", ATTENTION "default", {", ".join(SDPA_BACKENDS)}'
+        )
+    if total % seq_len:
+        raise BadSetting(
+            f"TOTAL_BATCH_SIZE {total} is not a multiple of the row length {seq_len}; "
+            f"the nearest that is: {max(1, round(total / seq_len)) * seq_len}"
+        )
+    rows_a_step = total // seq_len
+    if DEVICE_BATCH_SIZE is None:
+        fitting = max(1, chosen["DEVICE_TOKENS"] // seq_len)
+        device_rows = max(rows for rows in range(1, min(fitting, rows_a_step) + 1) if rows_a_step % rows == 0)
+    elif DEVICE_BATCH_SIZE < 1 or rows_a_step % DEVICE_BATCH_SIZE:
+        raise BadSetting(
+            f"TOTAL_BATCH_SIZE {total} is {rows_a_step} rows of {seq_len}, which DEVICE_BATCH_SIZE {DEVICE_BATCH_SIZE} does not divide; "
+            f"take {max(r for r in range(1, max(2, DEVICE_BATCH_SIZE + 1)) if rows_a_step % r == 0)}, or None"
+        )
+    else:
+        device_rows = DEVICE_BATCH_SIZE
+    width = -(-depth * ASPECT_RATIO // head_dim) * head_dim
+    config = GPTConfig(seq_len, data.vocab_size, depth, width // head_dim, width, VALUE_EMBEDDINGS, SOFTCAP)
+    return Plan(device, config, total, device_rows, chosen["COMPILE"], chosen["ATTENTION"])
+
+
+def learning_rate_scale(progress: float) -> float:
+    if progress < WARMUP_RATIO:
+        return progress / WARMUP_RATIO
+    if progress <= 1 - WARMDOWN_RATIO:
+        return 1.0
+    left = (1 - progress) / WARMDOWN_RATIO
+    return left + (1 - left) * FINAL_LR_FRAC
+
+
+def describe(plan: Plan, model: GPT, data: Dataset) -> dict[str, Any]:
+    """What the `start` event says about this run."""
+    cuda = plan.device.type == "cuda"
+    properties = torch.cuda.get_device_properties(plan.device) if cuda else None
+    constants = {
+        name: value
+        for name, value in globals().items()
+        if name.isupper() and isinstance(value, (int, float, str, tuple, type(None))) and name not in ("EVALUATOR", "TIME_BUDGET")
+    }
+    attributes = {
+        "device": plan.device.type,
+        "attention": plan.attention,
+        "compile": plan.compile,
+        "device_batch": plan.device_rows,
+        "total_batch": plan.total_batch,
+        "seq_len": plan.config.sequence_len,
+        "optimizer": OPTIMIZER,
+        "threads": None if cuda else torch.get_num_threads(),
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+    return {
+        "v": 1,
+        "constants": constants,
+        "attributes": attributes,
+        "gpu_name": properties.name if properties else None,
+        "gpu_uuid": f"GPU-{properties.uuid}" if properties else None,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "flops_per_token": model.flops_per_token(),
+        "num_params": sum(p.numel() for p in model.parameters()),
+        "model_config": asdict(plan.config),
+        "data": data.data_id,
+        "evaluator": EVALUATOR,
+        "vocab_size": data.vocab_size,
+        "budget_s": TIME_BUDGET,
+        "seed": SEED,
+    }
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep large blocks for reuse: giving 32 MB of logits back and faulting them in anew took a third of a run's CPU time."""
+    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+    with contextlib.suppress(OSError, AttributeError):  # another C library: slower, not wrong
+        libc = ctypes.CDLL(None)
+        libc.mallopt(M_MMAP_MAX, 0)
+        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+
+
+def train(plan: Plan, model: GPT, data: Dataset, report: Report, peak: float | None) -> tuple[BudgetClock, float]:
+    """Train until the budget is spent. Returns the clock and the share of training tokens that packing dropped."""
+    rows = data.train_rows(plan.config.sequence_len)
+    if len(rows) < plan.device_rows:
+        raise BadSetting(
+            f"the corpus fills {len(rows)} rows, fewer than one pass of {plan.device_rows}; lower TOTAL_BATCH_SIZE or take more text"
+        )
+    feed = batches(rows, plan.device_rows, plan.device, SEED)
+    token_nats = torch.compile(model.token_nats, dynamic=False) if plan.compile in ("model", "both") else model.token_nats
+    optimizer = MuonAdamW(model, compiled=plan.compile in ("optimizer", "both"))
+    flops_a_step = model.flops_per_token() * plan.total_batch
+    report.stage("compiling" if plan.compile != "none" else "training")
+    clock, smooth = BudgetClock(TIME_BUDGET, UNCOUNTED_STEPS[plan.device.type]), 0.0
+    while not clock.done:
+        progress = clock.share
+        lrm = learning_rate_scale(progress)
+        for _ in range(plan.micro_steps):
+            inputs, targets, epoch = next(feed)
+            loss = token_nats(inputs, targets).mean() / plan.micro_steps
+            loss.backward()
+        optimizer.step(lrm, progress)
+        model.zero_grad(set_to_none=True)
+        loss_raw = loss.item() * plan.micro_steps  # waits for the device
+        report.check_loss(clock.steps, loss_raw)
+        clock.step_done()
+        smooth = 0.9 * smooth + 0.1 * loss_raw
+        mfu = None if peak is None else 100 * flops_a_step / clock.dt_s / peak
+        report.step(clock, smooth / (1 - 0.9**clock.steps), loss_raw, lrm, plan.total_batch / clock.dt_s, mfu, epoch)
+        if clock.steps == 1:
+            gc.collect()
+            gc.freeze()
+            gc.disable()  # a collection stalls a step by half a second
+            if plan.compile != "none":
+                report.stage("training")
+    return clock, data.dropped_share(rows)
+
+
+def save_checkpoint(model: GPT, data: Dataset, path: str, report: Report) -> None:
+    """Keep what recomputing the result needs. A failure costs the verification, not the result."""
+    try:
+        torch.save(
+            {"format": 1, "config": asdict(model.config), "model": model.state_dict(), "data": data.data_id, "evaluator": EVALUATOR},
+            path + ".part",
+        )
+        os.replace(path + ".part", path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+        free_mib = shutil.disk_usage(".").free >> 20
+        report.problem(
+            "disk_full" if free_mib < 1024 else "checkpoint",
+            f"no checkpoint was written ({str(error).splitlines()[0]}; {free_mib} MiB free), so this run cannot be verified",
+        )
+
+
+def run(report: Report) -> None:
+    started = time.perf_counter()
+    torch.manual_seed(SEED)
+    torch.set_float32_matmul_precision("high")
+    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        report.fail("no_bf16", f"{torch.cuda.get_device_name(device)} has no bfloat16; Ampere (RTX 30, A100) and later GPUs do")
+    if device.type == "cpu":
+        keep_freed_memory()
+    data = load_dataset(say=report.note)
+    plan = make_plan(data, device)
+    with device:
+        model = GPT(plan.config, plan.attention, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        model.init_weights()
+    facts = describe(plan, model, data)
+    report.event("start", **facts)
+    peak = peak_flops(facts["gpu_name"]) if facts["gpu_name"] else None
+    print(f"Data: {data.data_id}, {EVALUATOR}")
+    print(f"Model config: {asdict(plan.config)}")
+    print(f"Running as: {facts['attributes']}")
+    print(f"Estimated FLOPs per token: {facts['flops_per_token']:e}")
+    print(f"Time budget: {TIME_BUDGET}s")
+
+    clock, dropped = train(plan, model, data, report, peak)
+    report.stage("evaluating")
+    model.eval()
+    eval_rows = max(1, plan.device_rows * plan.config.sequence_len // data.seq_len)
+    with torch.no_grad():
+        val_bpb = evaluate_bpb(model.token_nats, data, eval_rows, device)
+    save_checkpoint(model, data, "checkpoint.pt", report)
+    counted = clock.steps - clock.uncounted
+    mfu = None if peak is None else 100 * facts["flops_per_token"] * plan.total_batch * counted / clock.trained_s / peak
+    report.summary(
+        {
+            "val_bpb": val_bpb,
+            "training_seconds": clock.trained_s,
+            "total_seconds": time.perf_counter() - started,
+            "peak_vram_mb": torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
+            "mfu_percent": mfu,
+            "total_tokens_M": clock.steps * plan.total_batch / 1e6,
+            "num_steps": clock.steps,
+            "num_params_M": facts["num_params"] / 1e6,
+            "depth": plan.config.n_layer,
+        },
+        train_tokens_dropped_share=dropped,
+    )
+
+
+def main() -> None:
+    with contextlib.closing(Report()) as report:
+        try:
+            run(report)
+        except DataError as error:
+            report.fail("no_data", str(error))
+        except BadSetting as error:
+            report.fail("bad_batch", str(error))
+        except torch.OutOfMemoryError as error:
+            report.fail("oom", f"out of GPU memory: {str(error).splitlines()[0]} Lower DEVICE_BATCH_SIZE, or the model")
+
+
+if __name__ == "__main__":
+    main()
