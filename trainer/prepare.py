@@ -105,7 +105,7 @@ class Dataset:
         return 1 - kept / int(self.meta["train_text_tokens"])
 
     def eval_rows(self) -> np.ndarray:
-        """The scored windows, one after the other, cut into uint16 [rows, seq_len + 1]; a row begins with the last token of the one before."""
+        """The scored windows, cut into uint16 [rows, seq_len + 1]; a row begins with the last token of the one before."""
         tokens = self.array("eval")
         count = -(-(len(tokens) - 1) // self.seq_len)
         padded = np.full(count * self.seq_len + 1, self.bos, dtype=np.uint16)  # BOS has no bytes, so padding is never scored

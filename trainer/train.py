@@ -257,7 +257,7 @@ def adamw_update(p: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor, square
 
 
 def muon_update(p: torch.Tensor, grad: torch.Tensor, momentum: torch.Tensor, square: torch.Tensor, h: torch.Tensor) -> None:
-    """One Muon step in place on matrices of one shape [N, rows, cols], with NorMuon's scale per neuron; h = [lr, momentum, beta2, decay]."""
+    """One Muon step in place on stacked matrices [N, rows, cols], with NorMuon's scale per neuron; h = [lr, momentum, beta2, decay]."""
     lr, beta, beta2, decay = h.unbind()
     momentum.lerp_(grad, 1 - beta)
     x = grad.lerp(momentum, beta)  # Nesterov
