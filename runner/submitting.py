@@ -1,0 +1,237 @@
+"""From a request to rows: which text a run executes, whether policy allows it, whether it exists already.
+
+Called by verbs inside one transaction; nothing here asks a host or starts anything. A source is checked and stored before its row is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner import sources
+from runner.errors import BadValue, Duplicate, Refused, UnknownName
+from runner.lab import Lab
+from runner.policy import Limits, TrainerPolicy
+from runner.records import Json, Outcome, Phase, Purpose, Run, Submission, WaveRequest
+
+MAX_SOURCE_BYTES = 2 << 20
+MAX_WAVE_RUNS = 512
+MAX_SEEDS = 64
+SEED_NAME = "SEED"
+# What a run with the same effective source must have come to for a new one to be its duplicate: anything that told something about the source.
+TELLING = (Outcome.COMPLETED, Outcome.DIVERGED, Outcome.NO_RESULT, Outcome.PRUNED)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked source, ready to become one row or several."""
+
+    text: str
+    sha: str
+    effective_sha: str
+    constants: Json
+    overrides: Json
+    base_run: str | None
+    name: str
+
+
+def trainer_text(trainer: TrainerPolicy, name: str | None = None) -> str:
+    """The text of an editable file of the trainer folder (default: its source).
+
+    Raised: Refused for a file outside the editable set, BadValue for one that cannot be read.
+    """
+    wanted = name or trainer.source
+    path = (trainer.folder / wanted).resolve()
+    allowed = {(trainer.folder / n).resolve(): n for n in {trainer.source, *trainer.editable}}
+    if path not in allowed:
+        names = ", ".join(sorted(set(allowed.values())))
+        raise Refused(f"{wanted} is not a file that may be edited in {trainer.folder}.", next_step=f"Editable: {names}.")
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        raise BadValue(f"The training script {path} does not exist.", next_step="Point [trainer] folder in hosts.toml at your trainer.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadValue(f"The training script {path} cannot be read: {error}.", next_step="Check the file.") from None
+
+
+def known_run(lab: Lab, run_id: str) -> Run:
+    """The run of that id. Raised: UnknownName with the nearest ids."""
+    run = lab.store.run(run_id)
+    if run is None:
+        recent = [str(row[0]) for row in lab.store.tally("id", "1 ORDER BY seq DESC LIMIT 500")]
+        padded = f"r{int(run_id[1:]):04d}" if run_id[:1] in "rR" and run_id[1:].isdigit() else ""
+        if padded in recent:
+            raise UnknownName("run", run_id, [padded])
+        raise UnknownName("run", run_id, recent)
+    return run
+
+
+def prepare(lab: Lab, sub: Submission) -> Prepared:
+    """Resolve what to run and apply the overrides; every error is raised before anything is written."""
+    given = [n for n in ("source", "path") if getattr(sub, n) is not None]
+    if len(given) > 1 or (given and (sub.diff is not None or sub.base is not None)):
+        raise BadValue("Say what to run in one way: source, path, or base with an optional diff and overrides.", next_step="Leave the others out.")
+    trainer = lab.policy().trainer
+    base = known_run(lab, sub.base) if sub.base else None
+    if sub.source is not None:
+        text = sub.source
+    elif base is not None:
+        text = lab.source_text(base.source_sha)
+    else:
+        text = trainer_text(trainer, sub.path)
+    name = sub.path or trainer.source
+    if sub.diff is not None:
+        text = sources.apply_diff(text, sub.diff)
+    return _finished(text, sub.overrides, base, name)
+
+
+def _finished(text: str, overrides: Json, base: Run | None, name: str) -> Prepared:
+    if len(text.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
+        raise BadValue(f"The source is larger than {MAX_SOURCE_BYTES >> 20} MiB.", next_step="Keep data out of the training script.")
+    if "\x00" in text:
+        raise BadValue("The source holds a NUL byte.", next_step="Send the script's text.")
+    sources.check(text, name)
+    if overrides:
+        text = sources.override(text, overrides)
+        sources.check(text, name)
+    return Prepared(
+        text=text, sha=sources.sha(text), effective_sha=sources.effective_sha(text), constants=sources.constants(text),
+        overrides=overrides, base_run=base.id if base else None, name=name,
+    )
+
+
+def with_seed(prepared: Prepared, seed: int) -> Prepared:
+    """The same source at another seed; the very same when it has no SEED constant (then it is a plain repeat)."""
+    if SEED_NAME not in prepared.constants:
+        return prepared
+    text = sources.override(prepared.text, {SEED_NAME: seed})
+    return dataclasses.replace(
+        prepared, text=text, sha=sources.sha(text), constants={**prepared.constants, SEED_NAME: seed}, overrides={**prepared.overrides, SEED_NAME: seed}
+    )
+
+
+def checked_budget(limits: Limits, budget_s: float | None) -> float:
+    """The time budget in seconds (default: the policy's). Raised: BadValue outside the policy's range."""
+    if budget_s is None:
+        return limits.budget_s
+    if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not math.isfinite(budget_s):
+        raise BadValue(f"The budget is {budget_s!r}; it must be a number of seconds.", next_step=f"Allowed: {limits.min_budget_s:g} to {limits.max_budget_s:g}.")
+    if not limits.min_budget_s <= budget_s <= limits.max_budget_s:
+        raise BadValue(
+            f"A budget of {budget_s:g} s is outside what the policy allows.",
+            next_step=f"Allowed: {limits.min_budget_s:g} to {limits.max_budget_s:g} s ([policy] min_budget_s, max_budget_s in hosts.toml).",
+        )
+    return float(budget_s)
+
+
+def check_place(lab: Lab, gpu_type: str | None, host: str | None) -> list[str]:
+    """Check a wish for a GPU type or host; notes say when nothing seen so far meets it. Raised: UnknownName for an unknown host."""
+    if host is not None and lab.policy().host(host) is None:
+        raise UnknownName("host", host, [h.name for h in lab.policy().hosts], where="hosts.toml")
+    if gpu_type is None:
+        return []
+    names = {g.name for g in lab.store.gpus()}
+    if names and not any(gpu_type.lower() in n.lower() for n in names):
+        return [f"No GPU seen so far has {gpu_type!r} in its name (seen: {', '.join(sorted(names))}); the run waits until one appears."]
+    return []
+
+
+def check_limits(lab: Lab, agent: str, new_runs: int, budget_s: float) -> None:
+    """Refuse what would pass a limit of the policy, in words that say which and how much is left."""
+    limits, store = lab.policy().limits, lab.store
+    total, mine = store.count_runs(), store.count_runs("agent = ?", (agent,))
+    waiting, used_s = store.tally("sum(phase IN ('queued', 'proposed')), sum(CASE WHEN phase = 'ended' THEN coalesce(wall_s, 0) ELSE budget_s END)")[0]
+    where = "in hosts.toml, [policy]"
+    for key, used, limit in (("max_runs", total, limits.max_runs), ("max_runs_per_agent", mine, limits.max_runs_per_agent), ("max_queue", waiting or 0, limits.max_queue)):
+        if limit is not None and used + new_runs > limit:
+            raise Refused(
+                f"{new_runs} more would pass {key} = {limit}: {used} used, {max(limit - used, 0)} left.",
+                next_step=f"Submit fewer, or ask the human to raise {key} {where}.",
+            )
+    hours = (used_s or 0) / 3600
+    if limits.max_gpu_hours is not None and hours + new_runs * budget_s / 3600 > limits.max_gpu_hours:
+        raise Refused(
+            f"{new_runs} runs of {budget_s:g} s would pass max_gpu_hours = {limits.max_gpu_hours:g}: {hours:.2f} used or promised.",
+            next_step=f"Submit less, or ask the human to raise max_gpu_hours {where}.",
+        )
+    started = store.setting("night_started_at")
+    if limits.max_wall_hours is not None and started is not None and (time.time() - started) / 3600 > limits.max_wall_hours:
+        raise Refused(
+            f"The night is over: max_wall_hours = {limits.max_wall_hours:g} have passed since its first run.",
+            next_step=f"A human can start another with `overnight policy new-night`, or raise max_wall_hours {where}.",
+        )
+
+
+def find_duplicate(lab: Lab, prepared: Prepared, budget_s: float, gpu_type: str | None) -> Run | None:
+    """An earlier run that would tell the same: equal effective source and budget, waiting, live, or ended with something to tell."""
+    marks = ", ".join("?" * len(TELLING))
+    found = lab.store.runs(
+        f"effective_sha = ? AND budget_s = ? AND (gpu_type IS ? OR ? IS NULL) AND purpose != 'verify' AND wanted = 'run' AND (outcome IS NULL OR outcome IN ({marks}))",
+        (prepared.effective_sha, budget_s, gpu_type, gpu_type, *map(str, TELLING)), order="seq", limit=1,
+    )
+    return found[0] if found else None
+
+
+def refuse_duplicate(lab: Lab, prepared: Prepared, budget_s: float, gpu_type: str | None) -> None:
+    """Raised: Duplicate, naming the earlier run, when this experiment would spend a slot on what is known."""
+    twin = find_duplicate(lab, prepared, budget_s, gpu_type)
+    if twin is None:
+        return
+    told = f"val_bpb {twin.val_bpb:.6f}" if twin.val_bpb is not None else (twin.outcome or twin.phase)
+    what = "differs only by its seed from" if prepared.sha != twin.source_sha and prepared.constants.get(SEED_NAME) != twin.constants.get(SEED_NAME) else "is in effect the same as"
+    raise Duplicate(f"This source {what} {twin.id} ({told}).", twin.id, next_step=f"To measure noise, ask for a repeat of {twin.id}; else change something that matters.")
+
+
+def wave_cells(request: WaveRequest) -> list[Json]:
+    """The overrides of each cell: the full grid in the order of its factors, or the listed cells."""
+    if bool(request.factors) == bool(request.cells) and (request.factors or request.repeats < 2):
+        raise BadValue("A wave is a grid of factors, a list of cells, or repeats of one source.", next_step="Give factors, or cells, or repeats of 2 and more.")
+    for name, values in request.factors.items():
+        if not isinstance(values, (list, tuple)) or not values:
+            raise BadValue(f"Factor {name} has no values.", next_step=f'Give a list, for example {{"{name}": [1, 2]}}.')
+        if len({repr(v) for v in values}) != len(values):
+            raise BadValue(f"Factor {name} names a value twice.", next_step="Use repeats to run a cell several times.")
+    if not 1 <= request.repeats <= MAX_SEEDS:
+        raise BadValue(f"repeats is {request.repeats}.", next_step=f"Allowed: 1 to {MAX_SEEDS}.")
+    if request.factors:
+        count = math.prod(len(v) for v in request.factors.values())
+        if count * request.repeats > MAX_WAVE_RUNS:
+            raise BadValue(f"The wave has {count * request.repeats} runs; at most {MAX_WAVE_RUNS} fit in one.", next_step="Leave out a factor or some values.")
+        return [dict(zip(request.factors, values, strict=True)) for values in itertools.product(*request.factors.values())]
+    cells = [dict(cell) for cell in request.cells] or [{}]
+    if len(cells) * request.repeats > MAX_WAVE_RUNS:
+        raise BadValue(f"The wave has {len(cells) * request.repeats} runs; at most {MAX_WAVE_RUNS} fit in one.", next_step="Split it.")
+    return cells
+
+
+def insert(lab: Lab, prepared: Prepared, *, agent: str, purpose: str, budget_s: float, approval: str, **columns: Any) -> str:
+    """Store the source and write the row, wanted columns only; returns the run id."""
+    path = Path(prepared.name)
+    sha = lab.keep_source(prepared.text)
+    lab.store.add_source(sha, len(prepared.text.encode()), path.name, prepared.effective_sha)
+    asked = approval == "asked"
+    seed = prepared.constants.get(SEED_NAME)
+    return lab.store.insert_run(
+        created_at=time.time(), purpose=str(purpose), source_sha=sha, effective_sha=prepared.effective_sha, overrides=prepared.overrides,
+        constants=prepared.constants, base_run=prepared.base_run, budget_s=budget_s, agent=agent, seed=seed if isinstance(seed, int) else None,
+        approval=approval, phase=Phase.PROPOSED if asked else Phase.QUEUED, **columns,
+    )
+
+
+def purpose_of(lab: Lab, prepared: Prepared, budget_s: float, asked: str) -> str:
+    """`baseline` for the trainer's own script when this budget has none yet, else what was asked."""
+    if asked != Purpose.EXPERIMENT or prepared.base_run is not None:
+        return asked
+    try:
+        own = sources.effective_sha(trainer_text(lab.policy().trainer))
+    except (BadValue, Refused):
+        return asked
+    if own != prepared.effective_sha:
+        return asked
+    has_one = lab.store.count_runs("purpose = 'baseline' AND budget_s = ? AND (outcome IS NULL OR outcome = 'completed') AND wanted = 'run'", (budget_s,))
+    return asked if has_one else str(Purpose.BASELINE)
