@@ -125,5 +125,6 @@ def nearest_ignoring_case(name: str, known: Iterable[str]) -> list[str]:
 
 
 ERROR_CODES: dict[str, type[OvernightError]] = {
-    c.code: c for c in (OvernightError, RequestError, BadValue, Refused, PolicyError, LabError, HostError, HostKeyError, EngineError, DaemonError)
+    c.code: c
+    for c in (OvernightError, RequestError, BadValue, Refused, PolicyError, LabError, HostError, HostKeyError, EngineError, DaemonError)
 }

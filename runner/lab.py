@@ -1,6 +1,7 @@
 """The lab folder: finding it, making it, refusing it, and the paths inside it.
 
-The database is an execution channel (whoever writes a row makes the daemon run code), so a lab that belongs to somebody else, or that others may
+The database is an execution channel (whoever writes a row makes the daemon run code), so a lab that belongs to somebody else, or that
+others may
 write, is refused.
 """
 
@@ -93,9 +94,13 @@ class Lab:
         try:
             text = path.read_text(encoding="utf-8")
         except OSError as error:
-            raise LabError(f"The source {sha[:12]} cannot be read: {error}.", next_step="Restore it in the lab's sources/ folder.") from error
+            raise LabError(
+                f"The source {sha[:12]} cannot be read: {error}.", next_step="Restore it in the lab's sources/ folder."
+            ) from error
         if hashlib.sha256(text.encode()).hexdigest() != sha:
-            raise LabError(f"{path} was changed after it was stored.", next_step="Submit the script again; stored sources are never edited.")
+            raise LabError(
+                f"{path} was changed after it was stored.", next_step="Submit the script again; stored sources are never edited."
+            )
         return text
 
     def keep_source(self, text: str) -> str:
@@ -191,7 +196,9 @@ def make_lab(folder: Path) -> None:
         if not ignore.exists():
             write_private(ignore, b"*\n")
     except OSError as error:
-        raise LabError(f"The lab {folder} cannot be made: {error.strerror or error}.", next_step="Name a folder you may write with --lab.") from error
+        raise LabError(
+            f"The lab {folder} cannot be made: {error.strerror or error}.", next_step="Name a folder you may write with --lab."
+        ) from error
 
 
 def check_folder(folder: Path) -> None:
@@ -199,15 +206,22 @@ def check_folder(folder: Path) -> None:
     try:
         found = folder.stat()
     except FileNotFoundError:
-        raise LabError(f"There is no lab at {folder}.", next_step="`overnight init` or a first run makes one; --lab names another.") from None
+        raise LabError(
+            f"There is no lab at {folder}.", next_step="`overnight init` or a first run makes one; --lab names another."
+        ) from None
     except OSError as error:
         raise LabError(f"The lab {folder} cannot be opened: {error.strerror or error}.", next_step="Name another with --lab.") from error
     if not stat.S_ISDIR(found.st_mode):
         raise LabError(f"{folder} is not a folder.", next_step="Name the lab's folder with --lab.")
     if found.st_uid != os.geteuid():
-        raise LabError(f"The lab {folder} belongs to user id {found.st_uid}, not to you.", next_step="A lab can start programs; use one of your own (--lab).")
+        raise LabError(
+            f"The lab {folder} belongs to user id {found.st_uid}, not to you.",
+            next_step="A lab can start programs; use one of your own (--lab).",
+        )
     if found.st_mode & 0o022:
-        raise LabError(f"The lab {folder} may be written by others (mode {stat.S_IMODE(found.st_mode):04o}).", next_step=f"chmod 700 {folder}")
+        raise LabError(
+            f"The lab {folder} may be written by others (mode {stat.S_IMODE(found.st_mode):04o}).", next_step=f"chmod 700 {folder}"
+        )
 
 
 def write_private(path: Path, content: bytes, *, replace: bool = False) -> None:
@@ -224,7 +238,9 @@ def write_private(path: Path, content: bytes, *, replace: bool = False) -> None:
         os.replace(tmp, path)
     except OSError as error:
         tmp.unlink(missing_ok=True)
-        raise LabError(f"{path} cannot be written: {error.strerror or error}.", next_step="Free some disk space or check the folder's permissions.") from error
+        raise LabError(
+            f"{path} cannot be written: {error.strerror or error}.", next_step="Free some disk space or check the folder's permissions."
+        ) from error
 
 
 def _first_time(lab: Lab) -> None:

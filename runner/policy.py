@@ -1,6 +1,7 @@
 """hosts.toml, parsed once into frozen records: trainer contract, limits, hosts.
 
-An error names the file, the line, the key and the allowed values. Secrets (`env` of a host) stay in these records and never reach spec files of other
+An error names the file, the line, the key and the allowed values. Secrets (`env` of a host) stay in these records and never reach spec
+files of other
 hosts, tools, logs or reports: `public()` is what may be shown.
 """
 
@@ -150,7 +151,7 @@ class _Reader:
 
     def fail(self, section: str, key: str, why: str, allowed: str) -> PolicyError:
         line = self.line_of(section, key)
-        return PolicyError(f"{self.path}{f' line {line}' if line else ''}: [{section}] {key} {why}.", next_step=f"Allowed: {allowed}.")
+        return PolicyError(f"{self.path}{f' line {line}' if line else ''}: {f'[{section}] ' if section else ''}{key} {why}.", next_step=f"Allowed: {allowed}{'' if allowed.endswith('?') else '.'}")
 
     def line_of(self, section: str, key: str) -> int | None:
         """The line of a key: the first match below its section's header, counting repeats for `host.N`."""
@@ -182,7 +183,9 @@ class _Reader:
         names = [h.name for h in hosts]
         for name in names:
             if names.count(name) > 1:
-                raise self.fail(f"host #{len(names) - names[::-1].index(name)}", "name", f"{name!r} is used twice", "one name for each host")
+                raise self.fail(
+                    f"host #{len(names) - names[::-1].index(name)}", "name", f"{name!r} is used twice", "one name for each host"
+                )
         peaks: dict[str, Any] = raw.get("peaks", {})
         for gpu, value in peaks.items():
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1e11 <= value <= 1e17:
@@ -193,7 +196,7 @@ class _Reader:
         for key in table:
             if key not in known:
                 near = UnknownName("key", key, known).next_step
-                raise self.fail(section, key, "is not a key Overnight knows", ", ".join(known) + (f". {near.rstrip('.')}" if near else ""))
+                raise self.fail(section, key, "is not a key Overnight knows", ", ".join(known) + (f". {near.rstrip('.?')}?" if near else ""))
 
     def read(self, section: str, table: dict[str, Any], record: type, skip: tuple[str, ...] = ()) -> dict[str, Any]:
         """The table's values, each checked against the type the record declares for it."""
@@ -203,17 +206,31 @@ class _Reader:
 
     def typed(self, section: str, key: str, value: Any, declared: str) -> Any:
         """The value, when it is of the declared type (a whole number also serves as a float)."""
-        kinds: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float), "list": (list,), "dict": (dict,)}
+        kinds: dict[str, tuple[type, ...]] = {
+            "str": (str,),
+            "bool": (bool,),
+            "int": (int,),
+            "float": (int, float),
+            "list": (list,),
+            "dict": (dict,),
+        }
         names = [re.split(r"[\[ ]", part.strip())[0] for part in declared.split("|")]
         allowed = tuple(kind for name in names if name in kinds for kind in kinds[name])
         if (isinstance(value, bool) and bool not in allowed) or not isinstance(value, allowed):
-            words = {"str": "text", "bool": "true or false", "int": "a whole number", "float": "a number", "list": "a list", "dict": "a table"}
+            words = {
+                "str": "text",
+                "bool": "true or false",
+                "int": "a whole number",
+                "float": "a number",
+                "list": "a list",
+                "dict": "a table",
+            }
             raise self.fail(section, key, f"is {value!r}", " or ".join(words[n] for n in names if n in words))
         if "list[str]" in declared and isinstance(value, list) and not all(isinstance(item, str) for item in value):
             raise self.fail(section, key, f"is {value!r}", "a list of texts")
-        if "dict[str, str]" in declared and not all(isinstance(item, str) for item in value.values()):
+        if "dict[str, str]" in declared and isinstance(value, dict) and not all(isinstance(item, str) for item in value.values()):
             raise self.fail(section, key, "holds a value that is not text", "a table of texts")
-        return float(value) if names[0] == "float" and not isinstance(value, bool) else value
+        return float(value) if isinstance(value, int) and names[0] == "float" else value
 
     def trainer(self, table: dict[str, Any], root: Path) -> TrainerPolicy:
         values = self.read("trainer", table, TrainerPolicy, skip=("folder",))
@@ -237,10 +254,23 @@ class _Reader:
     def limits(self, table: dict[str, Any]) -> Limits:
         limits = Limits(**self.read("policy", table, Limits))
         for key, low, high in (
-            ("min_budget_s", 0.1, MAX_BUDGET_S), ("max_budget_s", 0.1, MAX_BUDGET_S), ("budget_s", limits.min_budget_s, limits.max_budget_s),
-            ("retry_lost", 0, 1), ("handed_ahead", 0, 4), ("wall_factor", 1, 100), ("wall_extra_s", 0, 86400), ("grace_s", 0.1, 600),
-            ("hung_after_summary_s", 1, 3600), ("min_free_disk_mib", 0, 1 << 30), ("max_log_mib", 1, 4096), ("keep_checkpoints", 0, 10000), ("max_queue", 1, 100000),
-            ("max_runs", 1, 10**9), ("max_gpu_hours", 0, 1e9), ("max_wall_hours", 0, 1e9), ("max_runs_per_agent", 1, 10**9),
+            ("min_budget_s", 0.1, MAX_BUDGET_S),
+            ("max_budget_s", 0.1, MAX_BUDGET_S),
+            ("budget_s", limits.min_budget_s, limits.max_budget_s),
+            ("retry_lost", 0, 1),
+            ("handed_ahead", 0, 4),
+            ("wall_factor", 1, 100),
+            ("wall_extra_s", 0, 86400),
+            ("grace_s", 0.1, 600),
+            ("hung_after_summary_s", 1, 3600),
+            ("min_free_disk_mib", 0, 1 << 30),
+            ("max_log_mib", 1, 4096),
+            ("keep_checkpoints", 0, 10000),
+            ("max_queue", 1, 100000),
+            ("max_runs", 1, 10**9),
+            ("max_gpu_hours", 0, 1e9),
+            ("max_wall_hours", 0, 1e9),
+            ("max_runs_per_agent", 1, 10**9),
         ):
             value = getattr(limits, key)
             if value is not None and not low <= value <= high:
@@ -267,7 +297,14 @@ class _Reader:
             raise self.fail(section, "kind", f"is {host.kind!r}", ", ".join(HOST_KINDS))
         if isinstance(host.gpus, str) and host.gpus != "all":
             raise self.fail(section, "gpus", f"is {host.gpus!r}", '"all", or a list of indices or UUIDs')
-        for key, low, high in (("port", 1, 65535), ("max_runs", 1, 64), ("speed", 0.01, 1e6), ("crash_share", 0, 1), ("min_free_disk_mib", 0, 1 << 30), ("price_per_hour", 0, 1e6)):
+        for key, low, high in (
+            ("port", 1, 65535),
+            ("max_runs", 1, 64),
+            ("speed", 0.01, 1e6),
+            ("crash_share", 0, 1),
+            ("min_free_disk_mib", 0, 1 << 30),
+            ("price_per_hour", 0, 1e6),
+        ):
             value = getattr(host, key)
             if value is not None and not low <= value <= high:
                 raise self.fail(section, key, f"is {value}", f"{low:g} to {high:g}")
@@ -277,8 +314,18 @@ class _Reader:
 
 
 LOOSER = {
-    "max_budget_s": 1, "max_runs": 1, "max_gpu_hours": 1, "max_wall_hours": 1, "max_runs_per_agent": 1, "max_queue": 1, "retry_lost": 1, "handed_ahead": 1,
-    "wall_factor": 1, "wall_extra_s": 1, "min_free_disk_mib": -1, "max_log_mib": 1,
+    "max_budget_s": 1,
+    "max_runs": 1,
+    "max_gpu_hours": 1,
+    "max_wall_hours": 1,
+    "max_runs_per_agent": 1,
+    "max_queue": 1,
+    "retry_lost": 1,
+    "handed_ahead": 1,
+    "wall_factor": 1,
+    "wall_extra_s": 1,
+    "min_free_disk_mib": -1,
+    "max_log_mib": 1,
 }
 
 

@@ -342,7 +342,8 @@ class DaemonRow:
 class Submission:
     """A request for one run (or `seeds` repeats of it); exactly one of `source`, `path`, `diff` and `base` says what to run.
 
-    `source` is a script's text, `path` a file of the trainer folder, `base` a run id (or None for the trainer's own script), `diff` a unified diff against `base`.
+    `source` is a script's text, `path` a file of the trainer folder, `base` a run id (or None for the trainer's own script), `diff` a
+    unified diff against `base`.
     """
 
     source: str | None = None

@@ -52,5 +52,16 @@ CREATE TABLE replays(request_id TEXT PRIMARY KEY, verb TEXT NOT NULL, result TEX
 MIGRATIONS: dict[int, str] = {}
 
 JSON_COLUMNS = {
-    "overrides", "constants", "cell", "attributes", "model_config", "factors", "info", "holder", "telemetry", "detail", "args", "result",
+    "overrides",
+    "constants",
+    "cell",
+    "attributes",
+    "model_config",
+    "factors",
+    "info",
+    "holder",
+    "telemetry",
+    "detail",
+    "args",
+    "result",
 }

@@ -1,6 +1,7 @@
 """SQLite behind typed calls; with schema.py the only files that know SQL.
 
-One connection, short BEGIN IMMEDIATE transactions, a 5 s busy timeout. Verbs write wanted columns, the daemon writes observed ones; this file does not
+One connection, short BEGIN IMMEDIATE transactions, a 5 s busy timeout. Verbs write wanted columns, the daemon writes observed ones; this
+file does not
 decide who may call what. Every sqlite error leaves here as a LabError with a sentence.
 """
 
@@ -46,7 +47,10 @@ class Store:
 
     def _connect(self, create: bool) -> sqlite3.Connection:
         if not self.path.exists() and not create:
-            raise LabError(f"There is no lab database at {self.path}.", next_step="Submit a run or start the daemon to make one, or name the lab with --lab.")
+            raise LabError(
+                f"There is no lab database at {self.path}.",
+                next_step="Submit a run or start the daemon to make one, or name the lab with --lab.",
+            )
         mode = "ro" if self.readonly else ("rwc" if create else "rw")
         uri = f"{self.path.resolve().as_uri()}?mode={mode}"
         db = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
@@ -77,7 +81,7 @@ class Store:
                 raise LabError(f"{self.path} holds no lab yet.", next_step="Start the daemon or submit a run to make one.")
             return
         with self.transaction():
-            found = self._db.execute("PRAGMA user_version").fetchone()[0]   # another process may have been first
+            found = self._db.execute("PRAGMA user_version").fetchone()[0]  # another process may have been first
             if found == 0:
                 if not create and self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     raise LabError(f"{self.path} is an SQLite file, but not a lab's.", next_step="Name another lab with --lab.")
@@ -165,15 +169,15 @@ class Store:
 
     def runs(self, where: str = "1", args: Sequence[Any] = (), *, order: str = "seq", limit: int = -1, offset: int = 0) -> list[Run]:
         """Runs by a condition written here or in queries (never from outside text)."""
-        return self._records(Run, f"SELECT * FROM runs WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?", (*args, limit, offset))  # noqa: S608
+        return self._records(Run, f"SELECT * FROM runs WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?", (*args, limit, offset))
 
     def count_runs(self, where: str = "1", args: Sequence[Any] = ()) -> int:
         """How many runs meet a condition."""
-        return int(self._read(f"SELECT count(*) FROM runs WHERE {where}", args)[0][0])  # noqa: S608
+        return int(self._read(f"SELECT count(*) FROM runs WHERE {where}", args)[0][0])
 
     def tally(self, columns: str, where: str = "1", args: Sequence[Any] = (), *, table: str = "runs") -> list[tuple[Any, ...]]:
         """Rows of an aggregate over a table, such as `tally("phase, count(*)", "1 GROUP BY phase")`."""
-        return [tuple(row) for row in self._read(f"SELECT {columns} FROM {table} WHERE {where}", args)]  # noqa: S608
+        return [tuple(row) for row in self._read(f"SELECT {columns} FROM {table} WHERE {where}", args)]
 
     def active_runs(self) -> list[Run]:
         """Every run that has not ended: highest priority first, then first come."""
@@ -187,18 +191,18 @@ class Store:
         if unknown:
             raise KeyError(f"no such column of runs: {sorted(unknown)}")
         sets = ", ".join(f"{name} = :{name}" for name in columns)
-        self._write(f"UPDATE runs SET {sets} WHERE id = :id_", {**_encoded(columns), "id_": run_id})  # noqa: S608
+        self._write(f"UPDATE runs SET {sets} WHERE id = :id_", {**_encoded(columns), "id_": run_id})
 
     def add_points(self, run_id: str, points: Iterable[Point]) -> None:
         """Keep progress lines; a step that is there already is left as it is, so reading a stretch twice doubles nothing."""
         rows = [(run_id, *(getattr(p, c) for c in POINT_COLUMNS)) for p in points]
         marks = ", ".join("?" * (len(POINT_COLUMNS) + 1))
         with self.transaction():
-            self._db.executemany(f"INSERT OR IGNORE INTO points(run_id, {', '.join(POINT_COLUMNS)}) VALUES ({marks})", rows)  # noqa: S608
+            self._db.executemany(f"INSERT OR IGNORE INTO points(run_id, {', '.join(POINT_COLUMNS)}) VALUES ({marks})", rows)
 
     def points(self, run_id: str) -> list[Point]:
         """The progress of a run, by step."""
-        return self._records(Point, f"SELECT {', '.join(POINT_COLUMNS)} FROM points WHERE run_id = ? ORDER BY step", (run_id,))  # noqa: S608
+        return self._records(Point, f"SELECT {', '.join(POINT_COLUMNS)} FROM points WHERE run_id = ? ORDER BY step", (run_id,))
 
     # -- waves, sources --------------------------------------------------------------
 
@@ -248,11 +252,13 @@ class Store:
         """Keep telemetry; one row a GPU and second."""
         rows = [tuple(getattr(s, c) for c in SAMPLE_COLUMNS) for s in samples]
         with self.transaction():
-            self._db.executemany(f"INSERT OR REPLACE INTO samples({', '.join(SAMPLE_COLUMNS)}) VALUES ({', '.join('?' * len(SAMPLE_COLUMNS))})", rows)  # noqa: S608
+            self._db.executemany(
+                f"INSERT OR REPLACE INTO samples({', '.join(SAMPLE_COLUMNS)}) VALUES ({', '.join('?' * len(SAMPLE_COLUMNS))})", rows
+            )
 
     def samples(self, where: str, args: Sequence[Any], *, limit: int = -1) -> list[Sample]:
         """Telemetry by a condition on its columns, oldest first."""
-        return self._records(Sample, f"SELECT {', '.join(SAMPLE_COLUMNS)} FROM samples WHERE {where} ORDER BY at LIMIT ?", (*args, limit))  # noqa: S608
+        return self._records(Sample, f"SELECT {', '.join(SAMPLE_COLUMNS)} FROM samples WHERE {where} ORDER BY at LIMIT ?", (*args, limit))
 
     def thin_samples(self, before: float, keep_every_s: int) -> int:
         """Drop all but one row in `keep_every_s` seconds of telemetry older than `before`; how many went."""
@@ -267,19 +273,26 @@ class Store:
             if up and up[0][0] == evidence:
                 return False
             if up:
-                self._write("UPDATE flags SET evidence = ?, severity = ? WHERE subject = ? AND kind = ?", (evidence, severity, subject, kind))
+                self._write(
+                    "UPDATE flags SET evidence = ?, severity = ? WHERE subject = ? AND kind = ?", (evidence, severity, subject, kind)
+                )
                 return False
             self._write("INSERT OR REPLACE INTO flags VALUES (?, ?, ?, ?, ?, NULL)", (subject, kind, severity, evidence, time.time()))
             return True
 
     def clear_flag(self, subject: str, kind: str) -> bool:
         """Take a flag down; True when it was up."""
-        return self._write("UPDATE flags SET cleared_at = ? WHERE subject = ? AND kind = ? AND cleared_at IS NULL", (time.time(), subject, kind)).rowcount > 0
+        return (
+            self._write(
+                "UPDATE flags SET cleared_at = ? WHERE subject = ? AND kind = ? AND cleared_at IS NULL", (time.time(), subject, kind)
+            ).rowcount
+            > 0
+        )
 
     def flags(self, subject: str | None = None, *, cleared: bool = False) -> list[Flag]:
         """Flags that are up (or, with `cleared`, all), of one subject or of all."""
         where = "(? IS NULL OR subject = ?)" + ("" if cleared else " AND cleared_at IS NULL")
-        return self._records(Flag, f"SELECT * FROM flags WHERE {where} ORDER BY raised_at", (subject, subject))  # noqa: S608
+        return self._records(Flag, f"SELECT * FROM flags WHERE {where} ORDER BY raised_at", (subject, subject))
 
     def event(self, who: str, verb: str, subject: str | None = None, why: str | None = None, detail: Any = None) -> int:
         """Append to the audit trail; the event's id."""
@@ -295,7 +308,12 @@ class Store:
         """Ask the daemon for something; the request's id."""
         now = time.time()
         row = (verb, json.dumps(args, allow_nan=False), who, now, now)
-        return int(self._write("INSERT INTO requests(verb, args, who, state, created_at, updated_at) VALUES (?, ?, ?, 'asked', ?, ?)", row).lastrowid or 0)
+        return int(
+            self._write(
+                "INSERT INTO requests(verb, args, who, state, created_at, updated_at) VALUES (?, ?, ?, 'asked', ?, ?)", row
+            ).lastrowid
+            or 0
+        )
 
     def request(self, request_id: int) -> Request | None:
         """The request of that id, or None."""
@@ -310,8 +328,10 @@ class Store:
         """Set state, progress, result or error of a request."""
         columns["updated_at"] = time.time()
         sets = ", ".join(f"{name} = :{name}" for name in columns)
-        values = {k: json.dumps(v, allow_nan=False, default=str) if k in ("result", "error") and v is not None else v for k, v in columns.items()}
-        self._write(f"UPDATE requests SET {sets} WHERE id = :id_", {**values, "id_": request_id})  # noqa: S608
+        values = {
+            k: json.dumps(v, allow_nan=False, default=str) if k in ("result", "error") and v is not None else v for k, v in columns.items()
+        }
+        self._write(f"UPDATE requests SET {sets} WHERE id = :id_", {**values, "id_": request_id})
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A setting of the lab, or the default."""
@@ -362,13 +382,13 @@ class Store:
     def _insert(self, table: str, columns: dict[str, Any]) -> None:
         names = ", ".join(columns)
         marks = ", ".join(f":{name}" for name in columns)
-        self._write(f"INSERT INTO {table}({names}) VALUES ({marks})", _encoded(columns))  # noqa: S608
+        self._write(f"INSERT INTO {table}({names}) VALUES ({marks})", _encoded(columns))
 
     def _upsert(self, table: str, key: str, value: str, columns: dict[str, Any]) -> None:
         with self.transaction():
             if columns:
                 sets = ", ".join(f"{name} = :{name}" for name in columns)
-                done = self._write(f"UPDATE {table} SET {sets} WHERE {key} = :key_", {**_encoded(columns), "key_": value}).rowcount  # noqa: S608
+                done = self._write(f"UPDATE {table} SET {sets} WHERE {key} = :key_", {**_encoded(columns), "key_": value}).rowcount  #
                 if done:
                     return
             self._insert(table, {key: value, **columns})
@@ -377,7 +397,8 @@ class Store:
 def _encoded(columns: dict[str, Any]) -> dict[str, Any]:
     """Column values as SQLite takes them: JSON columns as text, enums as their words."""
     return {
-        name: json.dumps(value, allow_nan=False, default=str) if name in schema.JSON_COLUMNS and value is not None
+        name: json.dumps(value, allow_nan=False, default=str)
+        if name in schema.JSON_COLUMNS and value is not None
         else (str(value) if isinstance(value, str) else value)
         for name, value in columns.items()
     }

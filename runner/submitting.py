@@ -1,6 +1,7 @@
 """From a request to rows: which text a run executes, whether policy allows it, whether it exists already.
 
-Called by verbs inside one transaction; nothing here asks a host or starts anything. A source is checked and stored before its row is written.
+Called by verbs inside one transaction; nothing here asks a host or starts anything. A source is checked and stored before its row is
+written.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner import sources
+from runner import patching, sources
 from runner.errors import BadValue, Duplicate, Refused, UnknownName
 from runner.lab import Lab
 from runner.policy import Limits, TrainerPolicy
@@ -23,7 +24,8 @@ MAX_SOURCE_BYTES = 2 << 20
 MAX_WAVE_RUNS = 512
 MAX_SEEDS = 64
 SEED_NAME = "SEED"
-# What a run with the same effective source must have come to for a new one to be its duplicate: anything that told something about the source.
+# What a run with the same effective source must have come to for a new one to be its duplicate: anything that told something
+# about the source.
 TELLING = (Outcome.COMPLETED, Outcome.DIVERGED, Outcome.NO_RESULT, Outcome.PRUNED)
 
 
@@ -54,7 +56,9 @@ def trainer_text(trainer: TrainerPolicy, name: str | None = None) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except FileNotFoundError:
-        raise BadValue(f"The training script {path} does not exist.", next_step="Point [trainer] folder in hosts.toml at your trainer.") from None
+        raise BadValue(
+            f"The training script {path} does not exist.", next_step="Point [trainer] folder in hosts.toml at your trainer."
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise BadValue(f"The training script {path} cannot be read: {error}.", next_step="Check the file.") from None
 
@@ -75,7 +79,9 @@ def prepare(lab: Lab, sub: Submission) -> Prepared:
     """Resolve what to run and apply the overrides; every error is raised before anything is written."""
     given = [n for n in ("source", "path") if getattr(sub, n) is not None]
     if len(given) > 1 or (given and (sub.diff is not None or sub.base is not None)):
-        raise BadValue("Say what to run in one way: source, path, or base with an optional diff and overrides.", next_step="Leave the others out.")
+        raise BadValue(
+            "Say what to run in one way: source, path, or base with an optional diff and overrides.", next_step="Leave the others out."
+        )
     trainer = lab.policy().trainer
     base = known_run(lab, sub.base) if sub.base else None
     if sub.source is not None:
@@ -86,7 +92,7 @@ def prepare(lab: Lab, sub: Submission) -> Prepared:
         text = trainer_text(trainer, sub.path)
     name = sub.path or trainer.source
     if sub.diff is not None:
-        text = sources.apply_diff(text, sub.diff)
+        text = patching.apply_diff(text, sub.diff)
     return _finished(text, sub.overrides, base, name)
 
 
@@ -100,8 +106,13 @@ def _finished(text: str, overrides: Json, base: Run | None, name: str) -> Prepar
         text = sources.override(text, overrides)
         sources.check(text, name)
     return Prepared(
-        text=text, sha=sources.sha(text), effective_sha=sources.effective_sha(text), constants=sources.constants(text),
-        overrides=overrides, base_run=base.id if base else None, name=name,
+        text=text,
+        sha=sources.sha(text),
+        effective_sha=sources.effective_sha(text),
+        constants=sources.constants(text),
+        overrides=overrides,
+        base_run=base.id if base else None,
+        name=name,
     )
 
 
@@ -111,7 +122,11 @@ def with_seed(prepared: Prepared, seed: int) -> Prepared:
         return prepared
     text = sources.override(prepared.text, {SEED_NAME: seed})
     return dataclasses.replace(
-        prepared, text=text, sha=sources.sha(text), constants={**prepared.constants, SEED_NAME: seed}, overrides={**prepared.overrides, SEED_NAME: seed}
+        prepared,
+        text=text,
+        sha=sources.sha(text),
+        constants={**prepared.constants, SEED_NAME: seed},
+        overrides={**prepared.overrides, SEED_NAME: seed},
     )
 
 
@@ -120,7 +135,10 @@ def checked_budget(limits: Limits, budget_s: float | None) -> float:
     if budget_s is None:
         return limits.budget_s
     if isinstance(budget_s, bool) or not isinstance(budget_s, (int, float)) or not math.isfinite(budget_s):
-        raise BadValue(f"The budget is {budget_s!r}; it must be a number of seconds.", next_step=f"Allowed: {limits.min_budget_s:g} to {limits.max_budget_s:g}.")
+        raise BadValue(
+            f"The budget is {budget_s!r}; it must be a number of seconds.",
+            next_step=f"Allowed: {limits.min_budget_s:g} to {limits.max_budget_s:g}.",
+        )
     if not limits.min_budget_s <= budget_s <= limits.max_budget_s:
         raise BadValue(
             f"A budget of {budget_s:g} s is outside what the policy allows.",
@@ -145,9 +163,15 @@ def check_limits(lab: Lab, agent: str, new_runs: int, budget_s: float) -> None:
     """Refuse what would pass a limit of the policy, in words that say which and how much is left."""
     limits, store = lab.policy().limits, lab.store
     total, mine = store.count_runs(), store.count_runs("agent = ?", (agent,))
-    waiting, used_s = store.tally("sum(phase IN ('queued', 'proposed')), sum(CASE WHEN phase = 'ended' THEN coalesce(wall_s, 0) ELSE budget_s END)")[0]
+    waiting, used_s = store.tally(
+        "sum(phase IN ('queued', 'proposed')), sum(CASE WHEN phase = 'ended' THEN coalesce(wall_s, 0) ELSE budget_s END)"
+    )[0]
     where = "in hosts.toml, [policy]"
-    for key, used, limit in (("max_runs", total, limits.max_runs), ("max_runs_per_agent", mine, limits.max_runs_per_agent), ("max_queue", waiting or 0, limits.max_queue)):
+    for key, used, limit in (
+        ("max_runs", total, limits.max_runs),
+        ("max_runs_per_agent", mine, limits.max_runs_per_agent),
+        ("max_queue", waiting or 0, limits.max_queue),
+    ):
         if limit is not None and used + new_runs > limit:
             raise Refused(
                 f"{new_runs} more would pass {key} = {limit}: {used} used, {max(limit - used, 0)} left.",
@@ -171,8 +195,11 @@ def find_duplicate(lab: Lab, prepared: Prepared, budget_s: float, gpu_type: str 
     """An earlier run that would tell the same: equal effective source and budget, waiting, live, or ended with something to tell."""
     marks = ", ".join("?" * len(TELLING))
     found = lab.store.runs(
-        f"effective_sha = ? AND budget_s = ? AND (gpu_type IS ? OR ? IS NULL) AND purpose != 'verify' AND wanted = 'run' AND (outcome IS NULL OR outcome IN ({marks}))",
-        (prepared.effective_sha, budget_s, gpu_type, gpu_type, *map(str, TELLING)), order="seq", limit=1,
+        "effective_sha = ? AND budget_s = ? AND (gpu_type IS ? OR ? IS NULL) AND purpose != 'verify' AND wanted = 'run' "
+        f"AND (outcome IS NULL OR outcome IN ({marks}))",
+        (prepared.effective_sha, budget_s, gpu_type, gpu_type, *map(str, TELLING)),
+        order="seq",
+        limit=1,
     )
     return found[0] if found else None
 
@@ -183,14 +210,25 @@ def refuse_duplicate(lab: Lab, prepared: Prepared, budget_s: float, gpu_type: st
     if twin is None:
         return
     told = f"val_bpb {twin.val_bpb:.6f}" if twin.val_bpb is not None else (twin.outcome or twin.phase)
-    what = "differs only by its seed from" if prepared.sha != twin.source_sha and prepared.constants.get(SEED_NAME) != twin.constants.get(SEED_NAME) else "is in effect the same as"
-    raise Duplicate(f"This source {what} {twin.id} ({told}).", twin.id, next_step=f"To measure noise, ask for a repeat of {twin.id}; else change something that matters.")
+    what = (
+        "differs only by its seed from"
+        if prepared.sha != twin.source_sha and prepared.constants.get(SEED_NAME) != twin.constants.get(SEED_NAME)
+        else "is in effect the same as"
+    )
+    raise Duplicate(
+        f"This source {what} {twin.id} ({told}).",
+        twin.id,
+        next_step=f"To measure noise, ask for a repeat of {twin.id}; else change something that matters.",
+    )
 
 
 def wave_cells(request: WaveRequest) -> list[Json]:
     """The overrides of each cell: the full grid in the order of its factors, or the listed cells."""
     if bool(request.factors) == bool(request.cells) and (request.factors or request.repeats < 2):
-        raise BadValue("A wave is a grid of factors, a list of cells, or repeats of one source.", next_step="Give factors, or cells, or repeats of 2 and more.")
+        raise BadValue(
+            "A wave is a grid of factors, a list of cells, or repeats of one source.",
+            next_step="Give factors, or cells, or repeats of 2 and more.",
+        )
     for name, values in request.factors.items():
         if not isinstance(values, (list, tuple)) or not values:
             raise BadValue(f"Factor {name} has no values.", next_step=f'Give a list, for example {{"{name}": [1, 2]}}.')
@@ -201,7 +239,10 @@ def wave_cells(request: WaveRequest) -> list[Json]:
     if request.factors:
         count = math.prod(len(v) for v in request.factors.values())
         if count * request.repeats > MAX_WAVE_RUNS:
-            raise BadValue(f"The wave has {count * request.repeats} runs; at most {MAX_WAVE_RUNS} fit in one.", next_step="Leave out a factor or some values.")
+            raise BadValue(
+                f"The wave has {count * request.repeats} runs; at most {MAX_WAVE_RUNS} fit in one.",
+                next_step="Leave out a factor or some values.",
+            )
         return [dict(zip(request.factors, values, strict=True)) for values in itertools.product(*request.factors.values())]
     cells = [dict(cell) for cell in request.cells] or [{}]
     if len(cells) * request.repeats > MAX_WAVE_RUNS:
@@ -217,9 +258,19 @@ def insert(lab: Lab, prepared: Prepared, *, agent: str, purpose: str, budget_s: 
     asked = approval == "asked"
     seed = prepared.constants.get(SEED_NAME)
     return lab.store.insert_run(
-        created_at=time.time(), purpose=str(purpose), source_sha=sha, effective_sha=prepared.effective_sha, overrides=prepared.overrides,
-        constants=prepared.constants, base_run=prepared.base_run, budget_s=budget_s, agent=agent, seed=seed if isinstance(seed, int) else None,
-        approval=approval, phase=Phase.PROPOSED if asked else Phase.QUEUED, **columns,
+        created_at=time.time(),
+        purpose=str(purpose),
+        source_sha=sha,
+        effective_sha=prepared.effective_sha,
+        overrides=prepared.overrides,
+        constants=prepared.constants,
+        base_run=prepared.base_run,
+        budget_s=budget_s,
+        agent=agent,
+        seed=seed if isinstance(seed, int) else None,
+        approval=approval,
+        phase=Phase.PROPOSED if asked else Phase.QUEUED,
+        **columns,
     )
 
 
@@ -233,5 +284,7 @@ def purpose_of(lab: Lab, prepared: Prepared, budget_s: float, asked: str) -> str
         return asked
     if own != prepared.effective_sha:
         return asked
-    has_one = lab.store.count_runs("purpose = 'baseline' AND budget_s = ? AND (outcome IS NULL OR outcome = 'completed') AND wanted = 'run'", (budget_s,))
+    has_one = lab.store.count_runs(
+        "purpose = 'baseline' AND budget_s = ? AND (outcome IS NULL OR outcome = 'completed') AND wanted = 'run'", (budget_s,)
+    )
     return asked if has_one else str(Purpose.BASELINE)

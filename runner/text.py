@@ -1,6 +1,7 @@
 """Text from outside made safe to show, and numbers made readable: one owner for every face.
 
-Names, paths, logs and hypotheses come from other programs. They are never markup, and never carry a control character to a terminal or a tool result.
+Names, paths, logs and hypotheses come from other programs. They are never markup, and never carry a control character to a terminal or a
+tool result.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import re
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|\x1b[PX^_][^\x1b\n]*(?:\x1b\\)?|\x1b[ -/]*[0-~]?|\x9b[0-?]*[ -/]*[@-~]"
 )
-# C0 but tab, newline and carriage return; DEL; C1; bidi controls, zero-width marks, line separators and the byte-order mark; lone surrogates.
-_CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]")
+# C0 but tab, newline and carriage return; DEL; C1; bidi controls, zero-width marks, line separators and the byte-order mark; lone
+# surrogates.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
 
 
 def clean(text: str, *, keep_newlines: bool = True) -> str:

@@ -1,6 +1,7 @@
 """Everything anyone may ask of a lab. CLI, MCP and TUI call these functions and get the same errors.
 
-A verb touches wanted columns only, in one transaction, and leaves one audit event with who and why. It starts nothing and waits for nothing: the daemon
+A verb touches wanted columns only, in one transaction, and leaves one audit event with who and why. It starts nothing and waits for
+nothing: the daemon
 sees the change and acts. `who` is "cli", "tui", "daemon" or "mcp:NAME".
 """
 
@@ -45,25 +46,55 @@ def _submit_one(lab: Lab, sub: Submission, who: str) -> Submitted:
     if purpose == Purpose.EXPERIMENT and not sub.allow_duplicate:
         submitting.refuse_duplicate(lab, prepared, budget_s, sub.gpu_type)
     run_id = submitting.insert(
-        lab, prepared, agent=who, purpose=purpose, budget_s=budget_s, approval=_approval(lab, who), parent=parent,
-        hypothesis=_words(sub.hypothesis), gpu_type=sub.gpu_type, want_host=sub.host, priority=_priority(sub.priority),
+        lab,
+        prepared,
+        agent=who,
+        purpose=purpose,
+        budget_s=budget_s,
+        approval=_approval(lab, who),
+        parent=parent,
+        hypothesis=_words(sub.hypothesis),
+        gpu_type=sub.gpu_type,
+        want_host=sub.host,
+        priority=_priority(sub.priority),
         repeat_of=_repeated(lab, prepared) if purpose == Purpose.REPEAT else None,
     )
     _night(lab)
-    lab.store.event(who, "submit", run_id, text.one_line(sub.hypothesis, MAX_WORDS) if sub.hypothesis else None, {"overrides": sub.overrides, "budget_s": budget_s})
+    lab.store.event(
+        who,
+        "submit",
+        run_id,
+        text.one_line(sub.hypothesis, MAX_WORDS) if sub.hypothesis else None,
+        {"overrides": sub.overrides, "budget_s": budget_s},
+    )
     return Submitted([run_id], None, notes + _state_notes(lab, who))
 
 
 def _submit_seeds(lab: Lab, sub: Submission, who: str) -> Submitted:
     wave = WaveRequest(
-        base=sub.base, source=sub.source, path=sub.path, overrides=sub.overrides, repeats=sub.seeds, budget_s=sub.budget_s, hypothesis=sub.hypothesis,
-        gpu_type=sub.gpu_type, host=sub.host, priority=sub.priority, purpose=Purpose.REPEAT if sub.purpose == Purpose.EXPERIMENT else sub.purpose,
+        base=sub.base,
+        source=sub.source,
+        path=sub.path,
+        overrides=sub.overrides,
+        repeats=sub.seeds,
+        budget_s=sub.budget_s,
+        hypothesis=sub.hypothesis,
+        gpu_type=sub.gpu_type,
+        host=sub.host,
+        priority=sub.priority,
+        purpose=Purpose.REPEAT if sub.purpose == Purpose.EXPERIMENT else sub.purpose,
     )
     if sub.diff is not None:
         prepared = submitting.prepare(lab, sub)
         wave = WaveRequest(
-            source=prepared.text, repeats=sub.seeds, budget_s=sub.budget_s, hypothesis=sub.hypothesis, gpu_type=sub.gpu_type, host=sub.host,
-            priority=sub.priority, purpose=wave.purpose,
+            source=prepared.text,
+            repeats=sub.seeds,
+            budget_s=sub.budget_s,
+            hypothesis=sub.hypothesis,
+            gpu_type=sub.gpu_type,
+            host=sub.host,
+            priority=sub.priority,
+            purpose=wave.purpose,
         )
     return _submit_wave(lab, wave, who)
 
@@ -89,7 +120,11 @@ def _submit_wave(lab: Lab, request: WaveRequest, who: str) -> Submitted:
         if prepared.effective_sha in seen and request.repeats == 1:
             notes.append(f"Left out {cell}: in effect the same as {seen[prepared.effective_sha]}.")
             continue
-        twin = submitting.find_duplicate(lab, prepared, budget_s, request.gpu_type) if request.repeats == 1 and request.purpose == Purpose.EXPERIMENT else None
+        twin = (
+            submitting.find_duplicate(lab, prepared, budget_s, request.gpu_type)
+            if request.repeats == 1 and request.purpose == Purpose.EXPERIMENT
+            else None
+        )
         if twin is not None:
             notes.append(f"Left out {cell}: in effect the same as {twin.id}.")
             continue
@@ -101,21 +136,44 @@ def _submit_wave(lab: Lab, request: WaveRequest, who: str) -> Submitted:
     kind = "grid" if request.factors else ("list" if request.cells else "repeats")
     lab.keep_source(base.text)
     wave_id = lab.store.insert_wave(
-        created_at=time.time(), kind=kind, title=_words(request.title), hypothesis=_words(request.hypothesis), base_sha=base.sha, base_run=base.base_run,
-        factors=request.factors, repeats=request.repeats, budget_s=budget_s, agent=who,
+        created_at=time.time(),
+        kind=kind,
+        title=_words(request.title),
+        hypothesis=_words(request.hypothesis),
+        base_sha=base.sha,
+        base_run=base.base_run,
+        factors=request.factors,
+        repeats=request.repeats,
+        budget_s=budget_s,
+        agent=who,
     )
     approval, run_ids = _approval(lab, who), []
     for nth in range(request.repeats):
         for cell, prepared in ready:
             first = base.constants.get(submitting.SEED_NAME, 0)
             varied = prepared if nth == 0 else submitting.with_seed(prepared, (first if isinstance(first, int) else 0) + nth)
-            run_ids.append(submitting.insert(
-                lab, varied, agent=who, budget_s=budget_s, approval=approval, wave_id=wave_id, cell=cell, parent=base.base_run,
-                purpose=submitting.purpose_of(lab, varied, budget_s, request.purpose), hypothesis=_words(request.hypothesis), gpu_type=request.gpu_type,
-                want_host=request.host, priority=_priority(request.priority), repeat_of=_repeated(lab, varied) if request.repeats > 1 else None,
-            ))
+            run_ids.append(
+                submitting.insert(
+                    lab,
+                    varied,
+                    agent=who,
+                    budget_s=budget_s,
+                    approval=approval,
+                    wave_id=wave_id,
+                    cell=cell,
+                    parent=base.base_run,
+                    purpose=submitting.purpose_of(lab, varied, budget_s, request.purpose),
+                    hypothesis=_words(request.hypothesis),
+                    gpu_type=request.gpu_type,
+                    want_host=request.host,
+                    priority=_priority(request.priority),
+                    repeat_of=_repeated(lab, varied) if request.repeats > 1 else None,
+                )
+            )
     _night(lab)
-    lab.store.event(who, "submit_wave", wave_id, _words(request.hypothesis), {"runs": run_ids, "factors": request.factors, "budget_s": budget_s})
+    lab.store.event(
+        who, "submit_wave", wave_id, _words(request.hypothesis), {"runs": run_ids, "factors": request.factors, "budget_s": budget_s}
+    )
     return Submitted(run_ids, wave_id, notes + _state_notes(lab, who))
 
 
@@ -126,7 +184,11 @@ def requeue(lab: Lab, run_id: str, *, who: str, why: str | None = None, request_
         run = submitting.known_run(lab, run_id)
         if not run.ended:
             raise Refused(f"{run.id} has not ended ({run.phase}).", next_step="Cancel it first, or ask for a repeat.")
-        return Submitted([_copy(lab, run, who, run.purpose, retry_of=run.id, repeat_of=run.repeat_of, verb="requeue", why=why)], None, _state_notes(lab, who))
+        return Submitted(
+            [_copy(lab, run, who, run.purpose, retry_of=run.id, repeat_of=run.repeat_of, verb="requeue", why=why)],
+            None,
+            _state_notes(lab, who),
+        )
 
     return _replayed(lab, request_id, "requeue", who, again)
 
@@ -148,7 +210,14 @@ def repeat(lab: Lab, run_id: str, n: int = 1, *, who: str, why: str | None = Non
 
 
 def promote(
-    lab: Lab, run_id: str, *, who: str, gpu_type: str | None = None, budget_s: float | None = None, seeds: int = 1, why: str | None = None,
+    lab: Lab,
+    run_id: str,
+    *,
+    who: str,
+    gpu_type: str | None = None,
+    budget_s: float | None = None,
+    seeds: int = 1,
+    why: str | None = None,
     request_id: str | None = None,
 ) -> Submitted:
     """Run a source again on another GPU type, or with another budget, to see whether its gain holds there."""
@@ -163,8 +232,21 @@ def promote(
         notes = submitting.check_place(lab, gpu_type, None)
         submitting.check_limits(lab, who, seeds, budget)
         ids = [
-            _copy(lab, run, who, Purpose.PROMOTION, promoted_from=run.id, parent=run.parent, gpu_type=gpu_type or run.gpu_type, want_host=None, budget_s=budget,
-                  seed=None if nth == 0 else (run.seed or 0) + nth, verb="promote", why=why, checked=True)
+            _copy(
+                lab,
+                run,
+                who,
+                Purpose.PROMOTION,
+                promoted_from=run.id,
+                parent=run.parent,
+                gpu_type=gpu_type or run.gpu_type,
+                want_host=None,
+                budget_s=budget,
+                seed=None if nth == 0 else (run.seed or 0) + nth,
+                verb="promote",
+                why=why,
+                checked=True,
+            )
             for nth in range(seeds)
         ]
         return Submitted(ids, None, notes + _state_notes(lab, who))
@@ -172,7 +254,18 @@ def promote(
     return _replayed(lab, request_id, "promote", who, again)
 
 
-def _copy(lab: Lab, run: Run, who: str, purpose: str, *, verb: str, why: str | None, seed: int | None = None, checked: bool = False, **columns: Any) -> str:
+def _copy(
+    lab: Lab,
+    run: Run,
+    who: str,
+    purpose: str,
+    *,
+    verb: str,
+    why: str | None,
+    seed: int | None = None,
+    checked: bool = False,
+    **columns: Any,
+) -> str:
     """A new row for an old source; columns not named are taken over."""
     prepared = submitting.prepare(lab, Submission(base=run.id))
     if seed is not None:
@@ -180,15 +273,22 @@ def _copy(lab: Lab, run: Run, who: str, purpose: str, *, verb: str, why: str | N
     budget_s = columns.pop("budget_s", run.budget_s)
     if not checked:
         submitting.check_limits(lab, who, 1, budget_s)
-    taken = {"parent": run.parent or run.base_run, "wave_id": run.wave_id if verb == "requeue" else None, "cell": run.cell if verb == "requeue" else None}
+    taken = {
+        "parent": run.parent or run.base_run,
+        "wave_id": run.wave_id if verb == "requeue" else None,
+        "cell": run.cell if verb == "requeue" else None,
+    }
     kept = {"hypothesis": run.hypothesis, "gpu_type": run.gpu_type, "want_host": run.want_host, "priority": run.priority}
-    run_id = submitting.insert(lab, prepared, agent=who, purpose=purpose, budget_s=budget_s, approval=_approval(lab, who), **{**taken, **kept, **columns})
+    run_id = submitting.insert(
+        lab, prepared, agent=who, purpose=purpose, budget_s=budget_s, approval=_approval(lab, who), **{**taken, **kept, **columns}
+    )
     lab.store.event(who, verb, run_id, _words(why), {"of": run.id})
     return run_id
 
 
 def cancel(lab: Lab, ids: Iterable[str], *, who: str, why: str | None = None, force: bool = False) -> list[str]:
-    """Ask for runs to end (a wave id names all of its runs); notes say which had ended before. `force` skips the grace between TERM and KILL."""
+    """Ask for runs to end (a wave id names all of its runs); notes say which had ended before. `force` skips the grace between TERM and
+    KILL."""
     with lab.store.transaction():
         runs = [run for name in _listed(ids) for run in _runs_named(lab, name)]
         notes = [f"{run.id} had ended ({run.outcome})." for run in runs if run.ended]
@@ -221,7 +321,10 @@ def _check_keep(lab: Lab, run: Run, why: str | None, override: bool) -> None:
     from runner.queries import standing  # queries reads what verbs writes; the import stays out of module load
 
     if run.outcome != Outcome.COMPLETED or run.val_bpb is None:
-        raise Refused(f"{run.id} has no result to keep ({run.outcome}{': ' + run.cause if run.cause else ''}).", next_step="Discard it, or requeue it.")
+        raise Refused(
+            f"{run.id} has no result to keep ({run.outcome}{': ' + run.cause if run.cause else ''}).",
+            next_step="Discard it, or requeue it.",
+        )
     doubt = standing(lab, run)
     if doubt is None:
         return
@@ -309,7 +412,15 @@ def approve(lab: Lab, ids: Iterable[str], *, who: str, why: str | None = None) -
 def decline(lab: Lab, ids: Iterable[str], *, who: str, why: str | None) -> None:
     """Turn proposed runs down; the agent sees the reason."""
     _answer_proposals(
-        lab, ids, who, why, approval="declined", phase=Phase.ENDED, outcome=Outcome.DECLINED, ended_at=time.time(), cause_text=_words(why) or "declined by a human"
+        lab,
+        ids,
+        who,
+        why,
+        approval="declined",
+        phase=Phase.ENDED,
+        outcome=Outcome.DECLINED,
+        ended_at=time.time(),
+        cause_text=_words(why) or "declined by a human",
     )
 
 
@@ -351,8 +462,8 @@ def accept_policy(lab: Lab, *, who: str) -> None:
 
     if who.startswith("mcp:"):
         raise Refused("The policy is accepted by a human, in the TUI or with `overnight policy accept`.")
-    content = load_policy(lab.hosts_file) and lab.hosts_file.read_text(encoding="utf-8")
-    lab.accept(content)
+    load_policy(lab.hosts_file)  # what cannot be used is not accepted
+    lab.accept(lab.hosts_file.read_text(encoding="utf-8"))
     lab.store.event(who, "accept_policy", str(lab.hosts_file))
 
 
@@ -454,4 +565,3 @@ def _words(value: str | None) -> str | None:
     if value is None or not value.strip():
         return None
     return text.clean(value)[:MAX_WORDS]
-

@@ -1,6 +1,7 @@
 """The one interface of everything that can place and start a run.
 
-An engine takes a `Spec`, and is asked about runs by run id alone. It keeps nothing in memory that `poll` could not rebuild from the run directories,
+An engine takes a `Spec`, and is asked about runs by run id alone. It keeps nothing in memory that `poll` could not rebuild from the run
+directories,
 so the daemon may die at any moment. A state may be `unknown` (the host is out of reach); `unknown` is never turned into failed.
 """
 
@@ -33,7 +34,7 @@ class HostReport:
     error: str | None
     boot_id: str | None
     slots: list[Slot]
-    samples: list[dict[str, Any]]        # newest sampler line of each GPU (FORMAT.md section 4)
+    samples: list[dict[str, Any]]  # newest sampler line of each GPU (FORMAT.md section 4)
     disk_free_mib: int | None
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -52,7 +53,8 @@ class Spec:
 class State:
     """What is known of a run: `phase` is unknown, absent, waiting, starting, running, stopping, ended, refused or lost.
 
-    `status` is the supervisor's status.json as it is; `lost` means its lock is free although it never said ended (supervisor killed, or host rebooted).
+    `status` is the supervisor's status.json as it is; `lost` means its lock is free although it never said ended (supervisor killed, or
+    host rebooted).
     """
 
     phase: str

@@ -1,0 +1,193 @@
+"""Ranking: one class, one budget, repeats of a source taken together.
+
+A rank is a property of the runs alone: order of arrival, ties, crashes and non-finite values change nothing. What is not ranked is listed
+with its reason.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner.lab import Lab
+from runner.records import Json, Run, Trust
+from runner.text import finite
+
+COLUMNS = (
+    "id, seq, effective_sha, val_bpb, purpose, verdict, trust, hypothesis, params_m, num_steps, wave_id, trust_why, verified_bpb, outcome"
+)
+CLEAR_AT = 2.0  # standard errors; about 95 % for a normal error
+
+
+@dataclass(slots=True)
+class Group:
+    """All ranked runs of one effective source in a scope."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[float]:
+        """val_bpb of each run, verified where there is one."""
+        return [r["score"] for r in self.rows]
+
+    @property
+    def mean(self) -> float:
+        """Mean val_bpb over the repeats."""
+        return math.fsum(self.values) / len(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Pooled standard deviation of repeats inside a class and budget; `dof` degrees of freedom, sd None when nothing was repeated."""
+
+    sd: float | None
+    dof: int
+
+
+def pooled_noise(groups: list[list[float]]) -> Noise:
+    """The noise floor: within-source variances of repeats, pooled by degrees of freedom."""
+    dof = sum(len(g) - 1 for g in groups)
+    if dof == 0:
+        return Noise(None, 0)
+    squares = math.fsum((x - math.fsum(g) / len(g)) ** 2 for g in groups if len(g) > 1 for x in g)
+    return Noise(math.sqrt(squares / dof), dof)
+
+
+def scopes(lab: Lab) -> list[Json]:
+    """Every (class, budget) with a result: {class, budget_s, runs, best}, most runs first."""
+    rows = lab.store.tally(
+        "class_key, budget_s, count(*), min(val_bpb), max(seq)",
+        "val_bpb IS NOT NULL AND outcome = 'completed' AND purpose != 'verify' GROUP BY class_key, budget_s ORDER BY 3 DESC, 5 DESC",
+    )
+    return [{"class": c, "budget_s": b, "runs": n, "best": best} for c, b, n, best, _ in rows]
+
+
+def scope_of(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[str | None, float | None]:
+    """The scope asked for, its gaps filled with the class and budget that hold most results."""
+    for scope in scopes(lab):
+        if class_key in (None, scope["class"]) and budget_s in (None, scope["budget_s"]):
+            return scope["class"], scope["budget_s"]
+    return class_key, budget_s
+
+
+def unranked_reason(row: dict[str, Any]) -> str | None:
+    """Why a completed run is not ranked; None when it is."""
+    if finite(row["val_bpb"]) is None:
+        return "no finite val_bpb"
+    if row["trust"] == Trust.REFUTED:
+        return row["trust_why"] or "its claim was refuted"
+    if row["trust_why"] and row["trust"] == Trust.CLAIMED:
+        return str(row["trust_why"])  # held until verified
+    return None
+
+
+def collect(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[list[Group], list[Json]]:
+    """Groups of one scope, best first, and the completed runs that are not ranked."""
+    rows = lab.store.tally(
+        COLUMNS, "class_key IS ? AND budget_s IS ? AND outcome = 'completed' AND purpose != 'verify' ORDER BY seq", (class_key, budget_s)
+    )
+    groups: dict[str, Group] = defaultdict(Group)
+    unranked: list[Json] = []
+    for values in rows:
+        row: dict[str, Any] = dict(zip(COLUMNS.split(", "), values, strict=True))
+        reason = unranked_reason(row)
+        if reason is not None:
+            unranked.append({"id": row["id"], "reason": reason})
+            continue
+        row["score"] = row["verified_bpb"] if row["trust"] == Trust.VERIFIED and row["verified_bpb"] is not None else row["val_bpb"]
+        groups[row["effective_sha"]].rows.append(row)
+    return sorted(groups.values(), key=lambda g: (g.mean, g.rows[0]["seq"])), unranked
+
+
+def gain_of(group: Group, baseline: Group | None, noise: Noise) -> tuple[float | None, float | None, str]:
+    """(gain over the baseline, its standard error, badge): positive is better; badge is clear, within noise, unknown or baseline."""
+    if baseline is None:
+        return None, None, "unknown"
+    if group is baseline:
+        return 0.0, None, "baseline"
+    gain = baseline.mean - group.mean
+    if noise.sd is None:
+        return gain, None, "unknown"
+    error = noise.sd * math.sqrt(1 / len(group.rows) + 1 / len(baseline.rows))
+    return gain, error, "clear" if abs(gain) > CLEAR_AT * error else "within noise"
+
+
+def baseline_of(groups: list[Group]) -> Group | None:
+    """The group that holds the first baseline run."""
+    held = [(r["seq"], n) for n, g in enumerate(groups) for r in g.rows if r["purpose"] == "baseline"]
+    return groups[min(held)[1]] if held else None
+
+
+def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | None = None, limit: int = 20, offset: int = 0) -> Json:
+    """The leaderboard object of FORMAT.md section 5, without `v` and `lab`."""
+    known = scopes(lab)
+    class_key, budget_s = scope_of(lab, class_key, budget_s)
+    groups, unranked = collect(lab, class_key, budget_s)
+    noise = pooled_noise([g.values for g in groups])
+    baseline = baseline_of(groups)
+    shown = []
+    for rank, group in list(enumerate(groups, 1))[offset : offset + limit]:
+        gain, error, badge = gain_of(group, baseline, noise)
+        first = next((r for r in group.rows if r["verdict"] == "keep"), group.rows[0])
+        shown.append(
+            {
+                "rank": rank,
+                "id": first["id"],
+                "val_bpb": group.mean,
+                "gain": gain,
+                "gain_se": error,
+                "badge": badge,
+                "verdict": first["verdict"],
+                "trust": first["trust"],
+                "hypothesis": first["hypothesis"],
+                "seed_n": len(group.rows),
+                "params_m": first["params_m"],
+                "num_steps": first["num_steps"],
+                "wave": first["wave_id"],
+            }
+        )
+    ladder = [
+        {"budget_s": s["budget_s"], "id": _best_id(lab, class_key, s["budget_s"]), "val_bpb": s["best"]}
+        for s in known
+        if s["class"] == class_key
+    ]
+    return {
+        "class": class_key,
+        "budget_s": budget_s,
+        "classes": known,
+        "noise_sd": noise.sd,
+        "noise_n": noise.dof,
+        "total": len(groups),
+        "rows": shown,
+        "unranked": unranked[:50],
+        "ladder": sorted(ladder, key=lambda s: s["budget_s"]),
+    }
+
+
+def _best_id(lab: Lab, class_key: str | None, budget_s: float) -> str | None:
+    rows = lab.store.tally(
+        "id",
+        "class_key IS ? AND budget_s = ? AND val_bpb IS NOT NULL AND outcome = 'completed' AND purpose != 'verify' "
+        "ORDER BY val_bpb, seq LIMIT 1",
+        (class_key, budget_s),
+    )
+    return str(rows[0][0]) if rows else None
+
+
+def standing(lab: Lab, run: Run) -> str | None:
+    """Why the evidence does not carry keeping a run, in a sentence; None when it does."""
+    if run.trust == Trust.REFUTED:
+        return f"its claim was recomputed and is wrong ({run.trust_why or 'no reason recorded'})."
+    groups, unranked = collect(lab, run.class_key, run.budget_s)
+    held = next((u["reason"] for u in unranked if u["id"] == run.id), None)
+    if held:
+        return f"it is not ranked: {held}."
+    group = next((g for g in groups if any(r["id"] == run.id for r in g.rows)), None)
+    if group is None:
+        return "it has no ranked result."
+    gain, error, badge = gain_of(group, baseline_of(groups), pooled_noise([g.values for g in groups]))
+    if badge == "within noise" and gain is not None and error is not None:
+        return f"its gain of {gain:+.6f} is within noise (standard error {error:.6f})."
+    return None

@@ -1,0 +1,416 @@
+"""Everything anyone may read of a lab, with every derived fact in one place (ages, MFU, queue positions, lab state).
+
+CLI, MCP and TUI show what these functions return. Nothing here writes; a lab opened read-only will do.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from runner import board
+from runner.errors import BadValue, UnknownName
+from runner.lab import Lab
+from runner.records import Flag, Gpu, GpuState, Json, Phase, Point, Run, Wave
+from runner.submitting import known_run
+from runner.text import bpb, clean
+
+DAEMON_STALE_S = 5.0  # the daemon beats every second
+standing = board.standing
+leaderboard = board.leaderboard
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some rows of many; `cursor` continues, None at the end."""
+
+    rows: list[Run]
+    total: int
+    cursor: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogText:
+    """A stretch of a run's log: bytes `offset` to `next_offset` of out.log, cleaned."""
+
+    text: str
+    offset: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LabState:
+    """How the lab stands right now; counts of runs and GPUs, and what a human changed."""
+
+    path: str
+    daemon_alive: bool
+    daemon_note: str | None
+    total_gpus: int
+    idle_gpus: int
+    quarantined_gpus: int
+    hosts_down: list[str]
+    proposed: int
+    queued: int
+    running: int
+    unreachable: int
+    ended: int
+    completed: int
+    paused: bool
+    paused_agents: list[str]
+    approval: str
+    best_id: str | None
+    best_bpb: float | None
+    best_class: str | None
+    best_budget_s: float | None
+    runs_left: int | None
+    gpu_hours_used: float
+    gpu_hours_left: float | None
+    wall_hours_left: float | None
+    runs_last_hour: int
+    last_agent: str | None
+    last_agent_call_s: float | None
+    policy_pending: str | None
+
+
+def run_objects(lab: Lab, runs: Iterable[Run]) -> list[Json]:
+    """The run object of FORMAT.md section 5 for each run; flags and queue places are read once for all."""
+    runs = list(runs)
+    flags: dict[str, list[Flag]] = {}
+    for flag in lab.store.flags(runs[0].id if len(runs) == 1 else None):
+        flags.setdefault(flag.subject, []).append(flag)
+    places = (
+        {run_id: n for n, (run_id,) in enumerate(lab.store.tally("id", "phase = 'queued' ORDER BY priority DESC, seq"), 1)}
+        if any(r.phase == Phase.QUEUED for r in runs)
+        else {}
+    )
+    now = time.time()
+    return [_run_object(lab, run, flags.get(run.id, []), places.get(run.id), now) for run in runs]
+
+
+def run_object(lab: Lab, run: Run) -> Json:
+    """The run object of FORMAT.md section 5."""
+    return run_objects(lab, [run])[0]
+
+
+def _run_object(lab: Lab, run: Run, flags: list[Flag], place: int | None, now: float) -> Json:
+    from runner.mfu import mfu_percent
+
+    return {
+        "id": run.id,
+        "phase": run.phase,
+        "stage": run.stage,
+        "outcome": run.outcome,
+        "cause": run.cause,
+        "cause_text": run.cause_text,
+        "val_bpb": run.val_bpb,
+        "trust": run.trust,
+        "verified_bpb": run.verified_bpb,
+        "class": run.class_key,
+        "budget_s": run.budget_s,
+        "verdict": run.verdict,
+        "verdict_why": run.verdict_why,
+        "flags": [flag_object(f) for f in flags],
+        "purpose": run.purpose,
+        "parent": run.parent,
+        "base_run": run.base_run,
+        "retry_of": run.retry_of,
+        "repeat_of": run.repeat_of,
+        "promoted_from": run.promoted_from,
+        "wave": run.wave_id,
+        "cell": run.cell,
+        "hypothesis": run.hypothesis,
+        "agent": run.agent,
+        "priority": run.priority,
+        "gpu_type": run.gpu_type,
+        "host": run.host,
+        "gpu": run.gpu_name,
+        "gpu_uuid": run.gpu_uuid,
+        "source": run.source_sha,
+        "overrides": run.overrides,
+        "constants": run.constants,
+        "seed": run.seed,
+        "step": run.step,
+        "share": run.share,
+        "loss": run.loss,
+        "tok_s": run.tok_s,
+        "remaining_s": run.remaining_s,
+        "mfu_percent": mfu_percent(run, lab.policy()),
+        "mfu_reported": run.mfu_reported,
+        "peak_vram_mb": run.peak_vram_mb,
+        "training_s": run.training_s,
+        "total_s": run.total_s,
+        "wall_s": run.wall_s,
+        "tokens_m": run.tokens_m,
+        "num_steps": run.num_steps,
+        "params_m": run.params_m,
+        "depth": run.depth,
+        "attributes": run.attributes,
+        "created_at": run.created_at,
+        "started_at": run.started_at,
+        "ended_at": run.ended_at,
+        "age_s": now - run.created_at,
+        "unreachable_s": now - run.unreachable_since if run.unreachable_since else None,
+        "exit_code": run.exit_code,
+        "approval": run.approval,
+        "queue_position": place,
+    }
+
+
+def flag_object(flag: Flag) -> Json:
+    """A flag as answers show it."""
+    return {"kind": flag.kind, "severity": flag.severity, "evidence": flag.evidence}
+
+
+def list_runs(
+    lab: Lab,
+    *,
+    phase: str | None = None,
+    outcome: str | None = None,
+    wave: str | None = None,
+    agent: str | None = None,
+    text: str | None = None,
+    limit: int = 50,
+    cursor: str | None = None,
+) -> Page:
+    """Runs newest first, by any of the given facts; `text` looks into id, hypothesis and overrides."""
+    where, args = ["1"], list[Any]()
+    for column, value, known in (("phase", phase, PHASE_WORDS), ("outcome", outcome, OUTCOME_WORDS)):
+        if value is not None:
+            if value not in known:
+                raise UnknownName(column, value, known)
+            where.append(f"{column} = ?")
+            args.append(value)
+    for column, value in (("wave_id", wave), ("agent", agent)):
+        if value is not None:
+            where.append(f"{column} = ?")
+            args.append(value)
+    if text:
+        where.append("(id = ? OR instr(lower(coalesce(hypothesis, '')), ?) OR instr(lower(overrides), ?))")
+        args += [text, text.lower(), text.lower()]
+    total = lab.store.count_runs(" AND ".join(where), args)
+    if cursor is not None:
+        if not cursor.isdigit():
+            raise BadValue(f"The cursor {cursor!r} is not one of ours.", next_step="Take it from the answer before, or leave it out.")
+        where.append("seq < ?")
+        args.append(int(cursor))
+    rows = lab.store.runs(" AND ".join(where), args, order="seq DESC", limit=limit + 1)
+    return Page(rows[:limit], total, str(rows[limit - 1].seq) if len(rows) > limit else None)
+
+
+def queue(lab: Lab) -> list[Run]:
+    """Runs that wait, in the order in which they start: proposed ones last."""
+    return sorted(
+        (r for r in lab.store.active_runs() if r.phase in (Phase.QUEUED, Phase.PROPOSED)), key=lambda r: r.phase == Phase.PROPOSED
+    )
+
+
+def live_runs(lab: Lab) -> list[Run]:
+    """Runs on a slot (or on a host out of reach)."""
+    return [r for r in lab.store.active_runs() if r.live]
+
+
+def curve(lab: Lab, run_id: str, limit: int = 200) -> list[Point]:
+    """The loss curve thinned to `limit` points; the first and last are always there."""
+    points = lab.store.points(known_run(lab, run_id).id)
+    if len(points) <= limit:
+        return points
+    return [points[round(n * (len(points) - 1) / (limit - 1))] for n in range(limit)]
+
+
+def wave_object(lab: Lab, wave: Wave) -> Json:
+    """The wave object of FORMAT.md section 5."""
+    rows = lab.store.tally(
+        "count(*), sum(phase IN ('queued', 'proposed')), sum(phase NOT IN ('queued', 'proposed', 'ended')), "
+        "sum(phase = 'ended'), sum(outcome = 'completed'), "
+        "min(CASE WHEN outcome = 'completed' AND coalesce(trust, '') != 'refuted' THEN val_bpb END)",
+        "wave_id = ?",
+        (wave.id,),
+    )
+    total, queued, running, ended, completed, best = (v or 0 if n < 5 else v for n, v in enumerate(rows[0]))
+    return {
+        "id": wave.id,
+        "kind": wave.kind,
+        "title": wave.title,
+        "hypothesis": wave.hypothesis,
+        "base_run": wave.base_run,
+        "factors": wave.factors,
+        "repeats": wave.repeats,
+        "budget_s": wave.budget_s,
+        "agent": wave.agent,
+        "created_at": wave.created_at,
+        "total": total,
+        "queued": queued,
+        "running": running,
+        "ended": ended,
+        "completed": completed,
+        "best": best,
+    }
+
+
+def known_wave(lab: Lab, wave_id: str) -> Wave:
+    """The wave of that id. Raised: UnknownName."""
+    wave = lab.store.wave(wave_id)
+    if wave is None:
+        raise UnknownName("wave", wave_id, [w.id for w in lab.store.waves(100)])
+    return wave
+
+
+def read_log(lab: Lab, run_id: str, *, offset: int | None = None, limit: int = 65536, tail_lines: int | None = None) -> LogText:
+    """A stretch of a run's log as mirrored here; the last `limit` bytes when no offset is given."""
+    path = lab.run_dir(known_run(lab, run_id).id) / "out.log"
+    data, size = _slice(path, offset, limit)
+    start = offset if offset is not None else max(size - limit, 0)
+    shown = clean(data.decode("utf-8", "replace"))
+    if tail_lines is not None:
+        shown = "\n".join(shown.rstrip("\n").split("\n")[-tail_lines:])
+    return LogText(shown, start, start + len(data))
+
+
+def _slice(path: Path, offset: int | None, limit: int) -> tuple[bytes, int]:
+    """Bytes of a regular file, links not followed; empty when it is not there."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return b"", 0
+    with os.fdopen(descriptor, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(offset if offset is not None else max(size - limit, 0))
+        return file.read(limit), size
+
+
+def gpu_objects(lab: Lab) -> list[Json]:
+    """The GPU object of FORMAT.md section 5 for each GPU of a host that is in use."""
+    now = time.time()
+    return [_gpu_object(lab, gpu, now) for gpu in lab.store.gpus()]
+
+
+def _gpu_object(lab: Lab, gpu: Gpu, now: float) -> Json:
+    from runner.mfu import mfu_percent
+
+    run = lab.store.run(gpu.run_id) if gpu.run_id else None
+    sample = gpu.telemetry
+    at = sample.get("at") if sample else None
+    return {
+        "uuid": gpu.uuid,
+        "host": gpu.host,
+        "index": gpu.idx,
+        "name": gpu.name,
+        "state": gpu.state,
+        "reason": gpu.reason,
+        "run": gpu.run_id,
+        "standby": gpu.standby_run_id,
+        "since_s": now - gpu.since,
+        "free_in_s": free_in_s(run, now) if gpu.state == GpuState.BUSY else None,
+        "holder": gpu.holder,
+        "sample": sample,
+        "sample_age_s": max(now - at, 0.0) if at else None,
+        "mfu_percent": mfu_percent(run, lab.policy()) if run else None,
+        "tok_s": run.tok_s if run else None,
+        "mem_total_mib": gpu.mem_total_mib,
+    }
+
+
+def free_in_s(run: Run | None, now: float) -> float | None:
+    """About when a run will be done: what its budget leaves, None before it says."""
+    if run is None:
+        return None
+    if run.remaining_s is not None:
+        return max(run.remaining_s, 0.0)
+    if run.started_at is None:
+        return run.budget_s
+    return max(run.budget_s - (now - (run.first_step_at or run.started_at)), 0.0)
+
+
+def lab_state(lab: Lab) -> LabState:
+    """How the lab stands, from one consistent view of the database."""
+    store, limits, now = lab.store, lab.policy().limits, time.time()
+    with store.reading():
+        phases = dict(store.tally("phase, count(*)", "1 GROUP BY phase"))
+        completed, used_s = store.tally("sum(outcome = 'completed'), sum(wall_s)")[0]
+        gpus, hosts, daemon = store.gpus(), store.hosts(), store.daemon()
+        recent = store.count_runs("ended_at > ?", (now - 3600,))
+        agent = store.tally("who, at", "who LIKE 'mcp:%' ORDER BY id DESC LIMIT 1", table="events")
+        scope = board.scopes(lab)[:1]
+        best = board.leaderboard(lab, limit=1)["rows"] if scope else []
+        started = store.setting("night_started_at")
+        paused_agents = store.setting("paused_agents", [])
+        touched = store.setting("last_agent_call")
+        pending = store.meta("policy_pending")
+        state = (store.setting("queue_paused", False), store.setting("approval", limits.approval))
+    gone = {h.name for h in hosts if h.state == "removed"}
+    gpus = [g for g in gpus if g.host not in gone]
+    used_h = (used_s or 0.0) / 3600
+    total = sum(phases.values())
+    last = (touched["who"], touched["at"]) if touched else (agent[0] if agent else None)
+    return LabState(
+        path=str(lab.path),
+        daemon_alive=bool(daemon and now - daemon.beat_at < DAEMON_STALE_S),
+        daemon_note=daemon.note if daemon else None,
+        total_gpus=len(gpus),
+        idle_gpus=sum(g.state == GpuState.FREE for g in gpus),
+        quarantined_gpus=sum(g.state == GpuState.QUARANTINED for g in gpus),
+        hosts_down=[h.name for h in hosts if h.state in ("down", "unfit")],
+        proposed=phases.get("proposed", 0),
+        queued=phases.get("queued", 0),
+        running=sum(phases.get(p, 0) for p in ("starting", "running", "finishing")),
+        unreachable=phases.get("unreachable", 0),
+        ended=phases.get("ended", 0),
+        completed=completed or 0,
+        paused=bool(state[0]),
+        paused_agents=paused_agents,
+        approval=state[1],
+        best_id=best[0]["id"] if best else None,
+        best_bpb=best[0]["val_bpb"] if best else None,
+        best_class=scope[0]["class"] if scope else None,
+        best_budget_s=scope[0]["budget_s"] if scope else None,
+        runs_left=None if limits.max_runs is None else max(limits.max_runs - total, 0),
+        gpu_hours_used=used_h,
+        gpu_hours_left=None if limits.max_gpu_hours is None else max(limits.max_gpu_hours - used_h, 0.0),
+        wall_hours_left=None
+        if limits.max_wall_hours is None or started is None
+        else max(limits.max_wall_hours - (now - started) / 3600, 0.0),
+        runs_last_hour=recent,
+        last_agent=last[0] if last else None,
+        last_agent_call_s=now - last[1] if last else None,
+        policy_pending=pending,
+    )
+
+
+def lab_line(lab: Lab) -> str:
+    """One line on how the lab stands, for the end of every answer to an agent."""
+    return state_line(lab_state(lab))
+
+
+def state_line(s: LabState) -> str:
+    """`lab_line` of a state at hand."""
+    parts = [f"{s.idle_gpus} of {s.total_gpus} GPUs idle", f"{s.queued} queued" if s.queued else "queue empty", f"{s.running} running"]
+    parts.append(f"best {bpb(s.best_bpb)} ({s.best_id})" if s.best_id else "no result yet")
+    left = [
+        f"{s.runs_left} runs left" if s.runs_left is not None else "",
+        f"{s.gpu_hours_left:.1f} GPU-hours left" if s.gpu_hours_left is not None else "",
+        f"{s.wall_hours_left:.1f} h left" if s.wall_hours_left is not None else "",
+    ]
+    parts += [p for p in left if p]
+    if s.proposed:
+        parts.append(f"{s.proposed} waiting for a human's approval")
+    if s.unreachable:
+        parts.append(f"{s.unreachable} runs out of reach")
+    if s.quarantined_gpus:
+        parts.append(f"{s.quarantined_gpus} GPUs quarantined")
+    if s.paused:
+        parts.append("a human paused the queue")
+    if s.paused_agents:
+        parts.append(f"a human paused {', '.join(s.paused_agents)}")
+    if s.approval == "ask":
+        parts.append("approval mode: a human approves submissions")
+    if not s.daemon_alive:
+        parts.append("the daemon is not running")
+    return "lab: " + " · ".join(parts)
+
+
+PHASE_WORDS = [str(p) for p in Phase]
+OUTCOME_WORDS = ["completed", "no_result", "crashed", "diverged", "timed_out", "cancelled", "declined", "pruned", "lost", "kill_failed"]
