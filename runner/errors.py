@@ -21,6 +21,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+FEW_NAMES = 12  # so many can be listed whole when none is near
+
 
 class OvernightError(Exception):
     """A failure with a sentence of its own: what, where, and the next thing to try."""
@@ -54,8 +56,12 @@ class UnknownName(RequestError):
     code = "unknown_name"
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
-        near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5) or nearest_ignoring_case(name, known)
-        hint = f"Did you mean {' or '.join(near)}?" if near else ""
+        names = list(known)
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5) or nearest_ignoring_case(name, names)
+        if near:
+            hint = f"Did you mean {' or '.join(near)}?"
+        else:
+            hint = f"Known: {', '.join(names)}." if 0 < len(names) <= FEW_NAMES else ""
         super().__init__(f"There is no {kind} {name!r}{' in ' + where if where else ''}.", next_step=hint)
         self.near = near
 

@@ -6,11 +6,10 @@ MFU = FLOPs per token × tokens per second ÷ dense BF16 peak with FP32 accumula
 
 from __future__ import annotations
 
-from trainer.peaks import peak_flops
-
 from runner.policy import Policy
 from runner.records import Run
 from runner.text import finite
+from trainer.peaks import peak_flops
 
 UPSTREAM_PEAK = 989.5e12  # what upstream's script divides by on every card (karpathy/autoresearch, train.py)
 

@@ -151,7 +151,9 @@ class _Reader:
 
     def fail(self, section: str, key: str, why: str, allowed: str) -> PolicyError:
         line = self.line_of(section, key)
-        return PolicyError(f"{self.path}{f' line {line}' if line else ''}: {f'[{section}] ' if section else ''}{key} {why}.", next_step=f"Allowed: {allowed}{'' if allowed.endswith('?') else '.'}")
+        at = f" line {line}" if line else ""
+        what = f"[{section}] {key}" if section else key
+        return PolicyError(f"{self.path}{at}: {what} {why}.", next_step=f"Allowed: {allowed}{'' if allowed.endswith('?') else '.'}")
 
     def line_of(self, section: str, key: str) -> int | None:
         """The line of a key: the first match below its section's header, counting repeats for `host.N`."""
@@ -196,7 +198,7 @@ class _Reader:
         for key in table:
             if key not in known:
                 near = UnknownName("key", key, known).next_step
-                raise self.fail(section, key, "is not a key Overnight knows", ", ".join(known) + (f". {near.rstrip('.?')}?" if near else ""))
+                raise self.fail(section, key, "is not a key Overnight knows", ", ".join(known) + (f". {near}" if near else ""))
 
     def read(self, section: str, table: dict[str, Any], record: type, skip: tuple[str, ...] = ()) -> dict[str, Any]:
         """The table's values, each checked against the type the record declares for it."""

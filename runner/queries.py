@@ -15,6 +15,7 @@ from typing import Any
 from runner import board
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
+from runner.mfu import mfu_percent
 from runner.records import Flag, Gpu, GpuState, Json, Phase, Point, Run, Wave
 from runner.submitting import known_run
 from runner.text import bpb, clean
@@ -97,8 +98,6 @@ def run_object(lab: Lab, run: Run) -> Json:
 
 
 def _run_object(lab: Lab, run: Run, flags: list[Flag], place: int | None, now: float) -> Json:
-    from runner.mfu import mfu_percent
-
     return {
         "id": run.id,
         "phase": run.phase,
@@ -289,8 +288,6 @@ def gpu_objects(lab: Lab) -> list[Json]:
 
 
 def _gpu_object(lab: Lab, gpu: Gpu, now: float) -> Json:
-    from runner.mfu import mfu_percent
-
     run = lab.store.run(gpu.run_id) if gpu.run_id else None
     sample = gpu.telemetry
     at = sample.get("at") if sample else None

@@ -388,7 +388,7 @@ class Store:
         with self.transaction():
             if columns:
                 sets = ", ".join(f"{name} = :{name}" for name in columns)
-                done = self._write(f"UPDATE {table} SET {sets} WHERE {key} = :key_", {**_encoded(columns), "key_": value}).rowcount  #
+                done = self._write(f"UPDATE {table} SET {sets} WHERE {key} = :key_", {**_encoded(columns), "key_": value}).rowcount
                 if done:
                     return
             self._insert(table, {key: value, **columns})

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from runner import submitting, text
+from runner import board, submitting, text
 from runner.errors import BadValue, Refused, UnknownName
 from runner.lab import Lab
+from runner.policy import load_policy
 from runner.records import Outcome, Phase, Purpose, Request, Run, Submission, Submitted, Trust, Verdict, WaveRequest
 
 REQUEST_VERBS = ("hosts_check", "host_setup", "gpu_release", "verify", "fetch")
@@ -318,14 +319,12 @@ def decide(lab: Lab, run_id: str, verdict: str, *, who: str, why: str | None, ov
 
 
 def _check_keep(lab: Lab, run: Run, why: str | None, override: bool) -> None:
-    from runner.queries import standing  # queries reads what verbs writes; the import stays out of module load
-
     if run.outcome != Outcome.COMPLETED or run.val_bpb is None:
         raise Refused(
             f"{run.id} has no result to keep ({run.outcome}{': ' + run.cause if run.cause else ''}).",
             next_step="Discard it, or requeue it.",
         )
-    doubt = standing(lab, run)
+    doubt = board.standing(lab, run)
     if doubt is None:
         return
     if run.trust == Trust.REFUTED or not override:
@@ -458,8 +457,6 @@ def answer(lab: Lab, request_id: int) -> Request:
 
 def accept_policy(lab: Lab, *, who: str) -> None:
     """Put the present hosts.toml in force, also where it loosens a limit; only a human may."""
-    from runner.policy import load_policy
-
     if who.startswith("mcp:"):
         raise Refused("The policy is accepted by a human, in the TUI or with `overnight policy accept`.")
     load_policy(lab.hosts_file)  # what cannot be used is not accepted

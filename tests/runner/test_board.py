@@ -1,0 +1,91 @@
+"""Ranking: a property of the runs alone, whatever the order of arrival, ties, crashes or non-finite values."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+
+from runner import board, queries, verbs
+from runner.lab import Lab
+from runner.records import Submission
+from tests.runner.labs import finish, make_lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path):
+    opened = make_lab(tmp_path)
+    yield opened
+    opened.close()
+
+
+def runs(lab: Lab, n: int) -> list[str]:
+    return [verbs.submit(lab, Submission(overrides={"DEPTH": 100 + i}), who="cli").run_ids[0] for i in range(n)]
+
+
+def test_rank_does_not_depend_on_order_of_arrival(lab: Lab) -> None:
+    ids = runs(lab, 8)
+    values = dict(zip(ids, [1.2, 1.1, 1.1, 0.9, None, 1.5, 1.0, 1.3], strict=True))
+    order = ids[:]
+    random.Random(3).shuffle(order)
+    for run_id in order:
+        finish(lab, run_id, values[run_id])
+    found = [r["id"] for r in queries.leaderboard(lab)["rows"]]
+    assert found == [i for i in sorted((i for i in ids if values[i] is not None), key=lambda i: (values[i], i))]
+
+
+def test_nothing_without_a_finite_value_is_ranked(lab: Lab) -> None:
+    a, b, c = runs(lab, 3)
+    finish(lab, a, 1.0)
+    finish(lab, b, float("inf"))
+    finish(lab, c, 0.5, trust="refuted", trust_why="recomputed 1.4")
+    shown = queries.leaderboard(lab)
+    assert [r["id"] for r in shown["rows"]] == [a]
+    assert {u["id"]: u["reason"] for u in shown["unranked"]} == {b: "no finite val_bpb", c: "recomputed 1.4"}
+
+
+def test_classes_and_budgets_are_never_mixed(lab: Lab) -> None:
+    a, b, c = runs(lab, 3)
+    finish(lab, a, 1.0, class_key="H100")
+    finish(lab, b, 0.9, class_key="H200")
+    finish(lab, c, 0.8, class_key="H100", budget_s=60.0)
+    assert [r["id"] for r in queries.leaderboard(lab, class_key="H100", budget_s=20.0)["rows"]] == [a]
+    assert [r["id"] for r in queries.leaderboard(lab, class_key="H200")["rows"]] == [b]
+    assert [(s["budget_s"], s["id"]) for s in queries.leaderboard(lab, class_key="H100")["ladder"]] == [(20.0, a), (60.0, c)]
+
+
+def test_repeats_count_as_one_source(lab: Lab) -> None:
+    base = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    ids = [base, *verbs.repeat(lab, base, 3, who="cli").run_ids]
+    values = [1.00, 1.02, 0.98, 1.01]
+    for run_id, value in zip(ids, values, strict=True):
+        finish(lab, run_id, value)
+    shown = queries.leaderboard(lab)
+    assert [(r["id"], r["seed_n"], r["badge"]) for r in shown["rows"]] == [(base, 4, "baseline")]
+    assert shown["rows"][0]["val_bpb"] == pytest.approx(statistics.mean(values))
+    assert shown["noise_sd"] == pytest.approx(statistics.stdev(values)) and shown["noise_n"] == 3
+
+
+def test_pooled_noise_is_the_textbook_one() -> None:
+    groups = [[1.0, 1.2, 1.1], [2.0, 2.3], [5.0]]
+    expected = ((2 * statistics.variance(groups[0]) + statistics.variance(groups[1])) / 3) ** 0.5
+    found = board.pooled_noise(groups)
+    assert found.sd == pytest.approx(expected) and found.dof == 3
+    assert board.pooled_noise([[1.0], [2.0]]) == board.Noise(None, 0)
+
+
+def test_the_state_line_says_what_a_human_changed(lab: Lab) -> None:
+    runs(lab, 2)
+    verbs.pause_queue(lab, True, who="tui")
+    verbs.set_approval(lab, "ask", who="tui")
+    line = queries.lab_line(lab)
+    assert "2 queued" in line and "paused the queue" in line and "approval mode" in line and "daemon is not running" in line
+
+
+def test_run_objects_have_exactly_the_documented_keys(lab: Lab) -> None:
+    text = (Path(board.__file__).parent / "FORMAT.md").read_text()
+    section = text[text.index("**Run object**") : text.index("| command | object |")]
+    documented = {w for part in section.split("`")[1::2] for w in part.replace("(list of {kind, severity, evidence})", "").split()}
+    assert set(queries.run_object(lab, lab.store.run(runs(lab, 1)[0]))) == documented  # type: ignore[arg-type]

@@ -1,0 +1,126 @@
+"""The lab folder is found, made and refused as FORMAT.md says; hosts.toml errors name file, line, key and allowed values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner.errors import LabError, PolicyError, Refused
+from runner.lab import find_lab, open_lab
+from runner.policy import load_policy, loosened
+from runner.verbs import accept_policy
+from tests.runner.labs import make_lab
+
+
+def test_the_lab_is_beside_the_nearest_hosts_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OVERNIGHT_LAB", raising=False)
+    deep = tmp_path / "a" / "b"
+    deep.mkdir(parents=True)
+    assert find_lab(start=deep) == deep / "lab"
+    (tmp_path / "hosts.toml").write_text("")
+    assert find_lab(start=deep) == tmp_path / "lab"
+    monkeypatch.setenv("OVERNIGHT_LAB", str(tmp_path / "x"))
+    assert find_lab(start=deep) == tmp_path / "x"
+    assert find_lab("y", start=deep) == Path.cwd() / "y"
+
+
+def test_a_new_lab_is_private_and_hidden_from_git(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    assert lab.path.stat().st_mode & 0o777 == 0o700
+    assert (lab.path / ".gitignore").read_text() == "*\n"
+    assert {p.name: p.stat().st_mode & 0o077 for p in lab.path.iterdir() if p.is_file()} == dict.fromkeys(
+        (p.name for p in lab.path.iterdir() if p.is_file()), 0
+    )
+    lab.close()
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+def test_a_lab_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+    lab = make_lab(tmp_path)
+    lab.close()
+    lab.path.chmod(mode)
+    with pytest.raises(LabError, match="may be written by others"):
+        open_lab(lab.path)
+
+
+def test_a_changed_source_is_noticed(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    sha = lab.keep_source("x = 1\n")
+    assert lab.source_text(sha) == "x = 1\n"
+    lab.source_path(sha).write_text("x = 2\n")
+    with pytest.raises(LabError, match="changed after it was stored"):
+        lab.source_text(sha)
+    lab.close()
+
+
+BAD = {
+    "[polcy]\n": r"line 1: polcy is not a key.*Did you mean 'policy'\?|line 1: polcy is not a key.*policy",
+    '[policy]\nbudget_s = "x"\n': r"line 2: \[policy\] budget_s is 'x'.*a number",
+    "[policy]\nbudget_s = -1\n": r"line 2: \[policy\] budget_s is -1.*1 to 86400",
+    "[policy]\nbudget_s = nan\n": r"budget_s is nan",
+    "[policy]\nretry_lost = true\n": r"retry_lost is True.*a whole number",
+    '[policy]\npruning = "sometimes"\n': r"pruning is 'sometimes'.*off, cautious, eager",
+    '[[host]]\nkind = "ssh"\n': r"\[host #1\] name is missing",
+    '[[host]]\nname = "a"\n[[host]]\nname = "a"\n': r"line 4: \[host #2\] name 'a' is used twice",
+    '[[host]]\nname = "a"\n[[host]]\nname = "b"\nport = "x"\n': r"line 5: \[host #2\] port is 'x'",
+    '[[host]]\nname = "b"\nkind = "slurm"\n': r"kind 'slurm' is not supported yet.*local, ssh, fake",
+    '[[host]]\nname = "../x"\n': r"name is '../x'",
+    '[[host]]\nname = "a"\nenv = {A = 1}\n': r"env holds a value that is not text",
+    "x = \n": r"not valid TOML.*line 1",
+    "host = 3\n": r"host must be a list of tables",
+    "policy = 3\n": r"policy must be a table",
+    '[trainer]\nsource = "../train.py"\n': r"outside the trainer folder",
+    '[trainer]\nbudget = "prepare.py"\n': r"FILE:NAME",
+    '[peaks]\n"RTX 9999" = 12\n': r"RTX 9999 is 12.*209.5e12",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_a_bad_hosts_file_is_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text(text)
+    with pytest.raises(PolicyError, match=BAD[text]) as caught:
+        load_policy(path)
+    assert str(path) in str(caught.value) and "\n" not in caught.value.message.replace(text, "")
+
+
+def test_a_looser_edit_waits_for_a_human(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, policy="max_runs = 5")
+    hosts = tmp_path / "hosts.toml"
+    looser, tighter = hosts.read_text().replace("= 5", "= 9"), hosts.read_text().replace("= 5", "= 3")
+    hosts.write_text(looser)
+    assert "max_runs: 5 → 9" in (lab.sync_policy() or "")
+    assert lab.policy().limits.max_runs == 5 and lab.store.meta("policy_pending")
+    with pytest.raises(Refused, match="by a human"):
+        accept_policy(lab, who="mcp:agent")
+    accept_policy(lab, who="cli")
+    assert lab.policy().limits.max_runs == 9 and lab.store.meta("policy_pending") is None
+    hosts.write_text(tighter)
+    assert lab.sync_policy() is None and lab.policy().limits.max_runs == 3
+    hosts.write_text("[nonsense")
+    assert "stays in force" in (lab.sync_policy() or "") and lab.policy().limits.max_runs == 3
+    lab.close()
+
+
+def test_everything_that_decides_what_is_executed_counts_as_looser(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text('[[host]]\nname = "a"\n')
+    old = load_policy(path)
+    for text in (
+        '[trainer]\ncommand = ["sh", "-c", "x"]\n[[host]]\nname = "a"\n',
+        '[trainer]\neditable = ["train.py", "prepare.py"]\n[[host]]\nname = "a"\n',
+        '[[host]]\nname = "b"\n[[host]]\nname = "a"\n',
+        '[[host]]\nname = "a"\npython = "/tmp/x"\n',
+        '[[host]]\nname = "a"\nenv = {LD_PRELOAD = "x"}\n',
+        '[policy]\nmin_free_disk_mib = 0\n[[host]]\nname = "a"\n',
+    ):
+        path.write_text(text)
+        assert loosened(old, load_policy(path)), text
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text('[[host]]\nname = "a"\nenv = {TOKEN = "hunter2"}\n')
+    host = load_policy(path).hosts[0]
+    assert "hunter2" not in repr(host) + str(host.public()) and host.public()["env"] == ["TOKEN"]
