@@ -20,11 +20,17 @@ _NO_NEWLINE = "\\ No newline at end of file"
 class _Hunk:
     number: int
     at: int                                     # 0-based line of the old text, as the header says
+    counts: tuple[int, int]                     # lines of the old and new side, as the header says
     old: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
     old_open: bool = False                      # the old side ends without a newline
     new_open: bool = False
     last_mark: str = ""
+
+    @property
+    def full(self) -> bool:
+        """Whether it holds as many lines as its header promised."""
+        return len(self.old) >= self.counts[0] and len(self.new) >= self.counts[1]
 
 
 def diff(a: str, b: str, a_name: str, b_name: str) -> str:
@@ -67,16 +73,19 @@ def _hunks(patch: str) -> list[_Hunk]:
         rows.pop()
     inside = False
     for i, row in enumerate(rows):
-        if row.startswith("--- ") and i + 1 < len(rows) and rows[i + 1].startswith("+++ "):
+        taken = not inside or hunks[-1].full            # until then, "--- x" is a removed line "-- x"
+        if taken and row.startswith("--- ") and i + 1 < len(rows) and rows[i + 1].startswith("+++ "):
             files, inside = files + 1, False
             continue
         header = _HEADER.match(row)
         if header:
             start, count = int(header[1]), header[2]
-            hunks.append(_Hunk(len(hunks) + 1, start if count == "0" else max(start - 1, 0)))
+            counts = (int(count or 1), int(header[4] or 1))
+            hunks.append(_Hunk(len(hunks) + 1, start if count == "0" else max(start - 1, 0), counts))
             inside = True
         elif row.startswith("@@"):
-            raise BadValue(f"Line {i + 1} of the diff is not a hunk header: {row[:60]!r}.", next_step="A header reads '@@ -12,5 +12,6 @@'.")
+            raise BadValue(f"Line {i + 1} of the diff is not a hunk header: {row[:60]!r}.",
+                           next_step="A header reads '@@ -12,5 +12,6 @@'.")
         elif row.startswith(("diff --git ", "index ")) and inside:
             inside = False
         elif inside:

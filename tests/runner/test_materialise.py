@@ -31,8 +31,10 @@ def trainer(tmp_path: Path) -> Any:
         (folder / name).mkdir(parents=True)
     (folder / "env/pyvenv.cfg").write_text("")
     (folder / "worktrees/a/.git").write_text("gitdir: elsewhere")
-    files = {"train.py": "DEPTH = 8\n", "prepare.py": PREPARE, "pkg/data.txt": "x", ".env": "KEY=secret",
-             ".git/config": "x", ".venv/a.py": "x", "__pycache__/a.pyc": "x", "lab/lab.db": "x", "env/bin/python": "x", "worktrees/a/train.py": "x", "kernels.py": "x"}
+    files = {"train.py": "DEPTH = 8\n", "prepare.py": PREPARE}
+    strays = ("pkg/data.txt", ".env", ".git/config", ".venv/a.py", "__pycache__/a.pyc",
+              "lab/lab.db", "env/bin/python", "worktrees/a/train.py")
+    files |= dict.fromkeys((*strays, "kernels.py"), "x")
     for name, text in files.items():
         (folder / name).write_text(text)
     (folder / "corpus.xz").write_bytes(b"x" * (2 << 20))
