@@ -175,8 +175,11 @@ def test_events_cut_anywhere_read_the_same(data: st.DataObject) -> None:
 
 
 def test_broken_and_non_finite_events_are_passed_over() -> None:
-    rows = [b'{"event": "step", "step": 1, "loss": NaN}', b"not json", b"[1]", b'{"event": "step", "step": "x"}',
-            b'{"event": "step", "step": 1e99}', b'{"event": "summary", "val_bpb": 1e999}', b'{"event": "error", "cause": "oom", "text": "too big"}', b'{"event": "st']
+    rows = [
+        b'{"event": "step", "step": 1, "loss": NaN}', b"not json", b"[1]", b'{"event": "step", "step": "x"}',
+        b'{"event": "step", "step": 1e99}', b'{"event": "summary", "val_bpb": 1e999}',
+        b'{"event": "error", "cause": "oom", "text": "too big"}', b'{"event": "st',
+    ]
     delta = parse_events(b"\n".join(rows), final=False)
     assert [p.loss for p in delta.points] == [None]
     assert delta.nonfinite_steps == 1
