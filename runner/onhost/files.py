@@ -1,0 +1,174 @@
+"""Files of a run directory, opened so that nobody can lead us astray: relative to the directory's own descriptor, no links followed,
+regular files only.
+
+`StatusFile` replaces status.json whole, and keeps one written-ahead spare so that the last word of a run gets out on a full disk too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import stat
+import time
+from typing import Any, Dict, Optional
+
+MAX_CONTROL_BYTES = 1 << 20
+SPARE_BYTES = 8192  # a status is well under this
+
+
+class NotRegular(OSError):
+    """Raised when a control file is a link, a device or a folder."""
+
+
+def open_dir(path: str, follow: bool = False) -> int:
+    """A descriptor of a folder; OSError when it is a link (unless `follow`) or no folder."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+
+
+def open_control(dir_fd: int, name: str, flags: int, mode: int = 0o600) -> int:
+    """Open a file of the folder; raises NotRegular for anything but a regular file, FileNotFoundError when it is absent."""
+    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode, dir_fd=dir_fd)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise NotRegular("%s is not a regular file" % name)
+    return fd
+
+
+def read_bytes(dir_fd: int, name: str, offset: int = 0, limit: int = MAX_CONTROL_BYTES) -> bytes:
+    """Up to `limit` bytes from `offset`; OSError when the file cannot be had."""
+    fd = open_control(dir_fd, name, os.O_RDONLY)
+    try:
+        return os.pread(fd, limit, offset)
+    finally:
+        os.close(fd)
+
+
+def read_object(dir_fd: int, name: str) -> Optional[Dict[str, Any]]:
+    """The JSON object in a file; None when the file is absent, no regular file, or (so far) no whole object."""
+    try:
+        found = json.loads(read_bytes(dir_fd, name).decode("utf-8", "replace"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def size_of(dir_fd: int, name: str) -> Optional[int]:
+    """Bytes of a regular file, None when there is none."""
+    try:
+        info = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except OSError:
+        return None
+    return info.st_size if stat.S_ISREG(info.st_mode) else None
+
+
+def write_whole(dir_fd: int, name: str, data: bytes) -> None:
+    """Replace a file in one step (temporary file, fsync, rename); OSError leaves the older one whole."""
+    tmp = "%s.%d.tmp" % (name, os.getpid())
+    try:
+        fd = open_control(dir_fd, tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(tmp, name, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+    except OSError:
+        remove(dir_fd, tmp)
+        raise
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte or raise OSError."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def remove(dir_fd: int, name: str) -> None:
+    """Unlink a file that may be absent."""
+    try:
+        os.unlink(name, dir_fd=dir_fd)
+    except OSError:
+        pass  # absent, or the disk refuses: both leave nothing for us to do
+
+
+def try_lock(fd: int, patience_s: float = 0.0) -> bool:
+    """Take the flock of an open file; False when somebody holds it.
+
+    With patience, a lock held only for an instant (`lock_held` looking) is waited out.
+    """
+    until = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def lock_held(dir_fd: int, name: str = "lock") -> bool:
+    """Whether somebody holds the flock of a file: the one question that needs no pid."""
+    try:
+        fd = open_control(dir_fd, name, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return not try_lock(fd)
+    finally:
+        os.close(fd)
+
+
+class StatusFile:
+    """status.json of a run: each `write` replaces it whole; what could not be written is kept in `pending` and tried again by `retry`."""
+
+    SPARE = "status.spare"
+
+    def __init__(self, dir_fd: int) -> None:
+        self.dir_fd = dir_fd
+        self.pending: Optional[bytes] = None
+        self.make_spare()
+
+    def make_spare(self) -> None:
+        """Reserve blocks for the next status while there are any."""
+        try:
+            fd = open_control(self.dir_fd, self.SPARE, os.O_WRONLY | os.O_CREAT)
+            try:
+                os.posix_fallocate(fd, 0, SPARE_BYTES)
+            finally:
+                os.close(fd)
+        except OSError:
+            pass  # no room now: the next write will go the ordinary way
+
+    def write(self, status: Dict[str, Any]) -> bool:
+        """Publish a status; False when the disk refused it for now."""
+        self.pending = json.dumps(status, sort_keys=True).encode()
+        return self.retry()
+
+    def retry(self) -> bool:
+        """Publish what is pending; True when nothing is."""
+        if self.pending is None:
+            return True
+        try:
+            fd = open_control(self.dir_fd, self.SPARE, os.O_WRONLY | os.O_CREAT)
+            try:
+                written = os.pwrite(fd, self.pending, 0)
+                if written != len(self.pending):
+                    return False
+                os.ftruncate(fd, written)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.rename(self.SPARE, "status.json", src_dir_fd=self.dir_fd, dst_dir_fd=self.dir_fd)
+        except OSError:
+            return False
+        self.pending = None
+        self.make_spare()
+        return True
+
+    def close(self) -> None:
+        """Give the spare's blocks back."""
+        remove(self.dir_fd, self.SPARE)
