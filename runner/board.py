@@ -9,33 +9,27 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 from runner.lab import Lab
-from runner.records import Json, Run, Trust
+from runner.records import Json, Purpose, Run, Trust
 from runner.text import finite
 
-COLUMNS = (
-    "id, seq, effective_sha, val_bpb, purpose, verdict, trust, hypothesis, params_m, num_steps, wave_id, trust_why, verified_bpb, outcome"
-)
+RANKED = "outcome = 'completed' AND purpose != 'verify'"  # the condition of the index runs_rank, which holds all that ranking reads
+DETAILS = ("verdict", "trust", "hypothesis", "params_m", "num_steps", "wave_id")
 CLEAR_AT = 2.0  # standard errors; about 95 % for a normal error
 
 
 @dataclass(slots=True)
 class Group:
-    """All ranked runs of one effective source in a scope."""
+    """All ranked runs of one effective source in a scope, oldest first; `values` are val_bpb, verified where there is one."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def values(self) -> list[float]:
-        """val_bpb of each run, verified where there is one."""
-        return [r["score"] for r in self.rows]
-
-    @property
-    def mean(self) -> float:
-        """Mean val_bpb over the repeats."""
-        return math.fsum(self.values) / len(self.values)
+    ids: list[str] = field(default_factory=list)
+    seqs: list[int] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+    baseline: bool = False
+    mean: float = math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,47 +52,51 @@ def pooled_noise(groups: list[list[float]]) -> Noise:
 def scopes(lab: Lab) -> list[Json]:
     """Every (class, budget) with a result: {class, budget_s, runs, best}, most runs first."""
     rows = lab.store.tally(
-        "class_key, budget_s, count(*), min(val_bpb), max(seq)",
-        "val_bpb IS NOT NULL AND outcome = 'completed' AND purpose != 'verify' GROUP BY class_key, budget_s ORDER BY 3 DESC, 5 DESC",
+        "class_key, budget_s, count(val_bpb), min(val_bpb), max(seq)",
+        f"{RANKED} GROUP BY class_key, budget_s HAVING count(val_bpb) ORDER BY 3 DESC, 5 DESC",
     )
     return [{"class": c, "budget_s": b, "runs": n, "best": best} for c, b, n, best, _ in rows]
 
 
-def scope_of(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[str | None, float | None]:
+def scope_of(known: list[Json], class_key: str | None, budget_s: float | None) -> tuple[str | None, float | None]:
     """The scope asked for, its gaps filled with the class and budget that hold most results."""
-    for scope in scopes(lab):
+    for scope in known:
         if class_key in (None, scope["class"]) and budget_s in (None, scope["budget_s"]):
             return scope["class"], scope["budget_s"]
     return class_key, budget_s
 
 
-def unranked_reason(row: dict[str, Any]) -> str | None:
-    """Why a completed run is not ranked; None when it is."""
-    if finite(row["val_bpb"]) is None:
+def unranked_reason(val_bpb: Any, trust: str | None, trust_why: str | None) -> str | None:
+    """Why a completed run is not ranked; None when it is. A claim with a reason beside it is held until it is verified."""
+    if finite(val_bpb) is None:
         return "no finite val_bpb"
-    if row["trust"] == Trust.REFUTED:
-        return row["trust_why"] or "its claim was refuted"
-    if row["trust_why"] and row["trust"] == Trust.CLAIMED:
-        return str(row["trust_why"])  # held until verified
-    return None
+    if trust == Trust.REFUTED:
+        return trust_why or "its claim was refuted"
+    return trust_why if trust == Trust.CLAIMED else None
 
 
 def collect(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[list[Group], list[Json]]:
     """Groups of one scope, best first, and the completed runs that are not ranked."""
     rows = lab.store.tally(
-        COLUMNS, "class_key IS ? AND budget_s IS ? AND outcome = 'completed' AND purpose != 'verify' ORDER BY seq", (class_key, budget_s)
+        "id, seq, effective_sha, val_bpb, purpose, trust, verified_bpb, trust_why",
+        f"{RANKED} AND class_key IS ? AND budget_s IS ?",
+        (class_key, budget_s),
     )
     groups: dict[str, Group] = defaultdict(Group)
     unranked: list[Json] = []
-    for values in rows:
-        row: dict[str, Any] = dict(zip(COLUMNS.split(", "), values, strict=True))
-        reason = unranked_reason(row)
+    for run_id, seq, effective_sha, val_bpb, purpose, trust, verified_bpb, trust_why in sorted(rows, key=itemgetter(1)):
+        reason = unranked_reason(val_bpb, trust, trust_why)
         if reason is not None:
-            unranked.append({"id": row["id"], "reason": reason})
+            unranked.append({"id": run_id, "reason": reason})
             continue
-        row["score"] = row["verified_bpb"] if row["trust"] == Trust.VERIFIED and row["verified_bpb"] is not None else row["val_bpb"]
-        groups[row["effective_sha"]].rows.append(row)
-    return sorted(groups.values(), key=lambda g: (g.mean, g.rows[0]["seq"])), unranked
+        group = groups[effective_sha]
+        group.ids.append(run_id)
+        group.seqs.append(seq)
+        group.values.append(verified_bpb if trust == Trust.VERIFIED and verified_bpb is not None else val_bpb)
+        group.baseline = group.baseline or purpose == Purpose.BASELINE
+    for group in groups.values():
+        group.mean = math.fsum(group.values) / len(group.values)
+    return sorted(groups.values(), key=lambda g: (g.mean, g.seqs[0])), unranked
 
 
 def gain_of(group: Group, baseline: Group | None, noise: Noise) -> tuple[float | None, float | None, str]:
@@ -110,44 +108,23 @@ def gain_of(group: Group, baseline: Group | None, noise: Noise) -> tuple[float |
     gain = baseline.mean - group.mean
     if noise.sd is None:
         return gain, None, "unknown"
-    error = noise.sd * math.sqrt(1 / len(group.rows) + 1 / len(baseline.rows))
+    error = noise.sd * math.sqrt(1 / len(group.values) + 1 / len(baseline.values))
     return gain, error, "clear" if abs(gain) > CLEAR_AT * error else "within noise"
 
 
 def baseline_of(groups: list[Group]) -> Group | None:
-    """The group that holds the first baseline run."""
-    held = [(r["seq"], n) for n, g in enumerate(groups) for r in g.rows if r["purpose"] == "baseline"]
-    return groups[min(held)[1]] if held else None
+    """The group that holds a baseline run; the oldest when there are several."""
+    return min((g for g in groups if g.baseline), key=lambda g: g.seqs[0], default=None)
 
 
 def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | None = None, limit: int = 20, offset: int = 0) -> Json:
     """The leaderboard object of FORMAT.md section 5, without `v` and `lab`."""
     known = scopes(lab)
-    class_key, budget_s = scope_of(lab, class_key, budget_s)
+    class_key, budget_s = scope_of(known, class_key, budget_s)
     groups, unranked = collect(lab, class_key, budget_s)
     noise = pooled_noise([g.values for g in groups])
     baseline = baseline_of(groups)
-    shown = []
-    for rank, group in list(enumerate(groups, 1))[offset : offset + limit]:
-        gain, error, badge = gain_of(group, baseline, noise)
-        first = next((r for r in group.rows if r["verdict"] == "keep"), group.rows[0])
-        shown.append(
-            {
-                "rank": rank,
-                "id": first["id"],
-                "val_bpb": group.mean,
-                "gain": gain,
-                "gain_se": error,
-                "badge": badge,
-                "verdict": first["verdict"],
-                "trust": first["trust"],
-                "hypothesis": first["hypothesis"],
-                "seed_n": len(group.rows),
-                "params_m": first["params_m"],
-                "num_steps": first["num_steps"],
-                "wave": first["wave_id"],
-            }
-        )
+    shown = [_row(lab, rank, group, baseline, noise) for rank, group in enumerate(groups[offset : offset + limit], offset + 1)]
     ladder = [
         {"budget_s": s["budget_s"], "id": _best_id(lab, class_key, s["budget_s"]), "val_bpb": s["best"]}
         for s in known
@@ -166,11 +143,33 @@ def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | Non
     }
 
 
+def _row(lab: Lab, rank: int, group: Group, baseline: Group | None, noise: Noise) -> Json:
+    """A line of the leaderboard; it shows the kept run of the group, else its first."""
+    marks = ", ".join("?" * len(group.ids))
+    details = lab.store.tally(f"id, {', '.join(DETAILS)}", f"id IN ({marks}) ORDER BY verdict IS NOT 'keep', seq LIMIT 1", group.ids)[0]
+    first = dict(zip(("id", *DETAILS), details, strict=True))
+    gain, error, badge = gain_of(group, baseline, noise)
+    return {
+        "rank": rank,
+        "id": first["id"],
+        "val_bpb": group.mean,
+        "gain": gain,
+        "gain_se": error,
+        "badge": badge,
+        "verdict": first["verdict"],
+        "trust": first["trust"],
+        "hypothesis": first["hypothesis"],
+        "seed_n": len(group.ids),
+        "params_m": first["params_m"],
+        "num_steps": first["num_steps"],
+        "wave": first["wave_id"],
+    }
+
+
 def _best_id(lab: Lab, class_key: str | None, budget_s: float) -> str | None:
     rows = lab.store.tally(
         "id",
-        "class_key IS ? AND budget_s = ? AND val_bpb IS NOT NULL AND outcome = 'completed' AND purpose != 'verify' "
-        "ORDER BY val_bpb, seq LIMIT 1",
+        f"{RANKED} AND class_key IS ? AND budget_s = ? AND val_bpb IS NOT NULL ORDER BY val_bpb, seq LIMIT 1",
         (class_key, budget_s),
     )
     return str(rows[0][0]) if rows else None
@@ -184,7 +183,7 @@ def standing(lab: Lab, run: Run) -> str | None:
     held = next((u["reason"] for u in unranked if u["id"] == run.id), None)
     if held:
         return f"it is not ranked: {held}."
-    group = next((g for g in groups if any(r["id"] == run.id for r in g.rows)), None)
+    group = next((g for g in groups if run.id in g.ids), None)
     if group is None:
         return "it has no ranked result."
     gain, error, badge = gain_of(group, baseline_of(groups), pooled_noise([g.values for g in groups]))

@@ -326,21 +326,25 @@ def lab_state(lab: Lab) -> LabState:
     """How the lab stands, from one consistent view of the database."""
     store, limits, now = lab.store, lab.policy().limits, time.time()
     with store.reading():
-        phases = dict(store.tally("phase, count(*)", "1 GROUP BY phase"))
-        completed, used_s = store.tally("sum(outcome = 'completed'), sum(wall_s)")[0]
+        counts = store.tally("phase, outcome, count(*), sum(wall_s)", "1 GROUP BY phase, outcome")
         gpus, hosts, daemon = store.gpus(), store.hosts(), store.daemon()
         recent = store.count_runs("ended_at > ?", (now - 3600,))
         agent = store.tally("who, at", "who LIKE 'mcp:%' ORDER BY id DESC LIMIT 1", table="events")
-        scope = board.scopes(lab)[:1]
-        best = board.leaderboard(lab, limit=1)["rows"] if scope else []
+        ranking = board.leaderboard(lab, limit=1)
         started = store.setting("night_started_at")
         paused_agents = store.setting("paused_agents", [])
         touched = store.setting("last_agent_call")
         pending = store.meta("policy_pending")
         state = (store.setting("queue_paused", False), store.setting("approval", limits.approval))
+    phases: dict[str, int] = {}
+    for phase, _, n, _ in counts:
+        phases[phase] = phases.get(phase, 0) + n
+    completed = sum(n for _, outcome, n, _ in counts if outcome == "completed")
+    used_s = sum(seconds or 0.0 for *_, seconds in counts)
+    best = ranking["rows"][0] if ranking["rows"] else None
     gone = {h.name for h in hosts if h.state == "removed"}
     gpus = [g for g in gpus if g.host not in gone]
-    used_h = (used_s or 0.0) / 3600
+    used_h = used_s / 3600
     total = sum(phases.values())
     last = (touched["who"], touched["at"]) if touched else (agent[0] if agent else None)
     return LabState(
@@ -356,14 +360,14 @@ def lab_state(lab: Lab) -> LabState:
         running=sum(phases.get(p, 0) for p in ("starting", "running", "finishing")),
         unreachable=phases.get("unreachable", 0),
         ended=phases.get("ended", 0),
-        completed=completed or 0,
+        completed=completed,
         paused=bool(state[0]),
         paused_agents=paused_agents,
         approval=state[1],
-        best_id=best[0]["id"] if best else None,
-        best_bpb=best[0]["val_bpb"] if best else None,
-        best_class=scope[0]["class"] if scope else None,
-        best_budget_s=scope[0]["budget_s"] if scope else None,
+        best_id=best["id"] if best else None,
+        best_bpb=best["val_bpb"] if best else None,
+        best_class=ranking["class"],
+        best_budget_s=ranking["budget_s"],
         runs_left=None if limits.max_runs is None else max(limits.max_runs - total, 0),
         gpu_hours_used=used_h,
         gpu_hours_left=None if limits.max_gpu_hours is None else max(limits.max_gpu_hours - used_h, 0.0),

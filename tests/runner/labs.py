@@ -40,5 +40,6 @@ def make_lab(folder: Path, *, policy: str = "", hosts: str = "", script: str = S
 def finish(lab: Lab, run_id: str, val_bpb: float | None = None, **observed: Any) -> None:
     """Bring a run to its end as the daemon would: completed in class "cpu" unless said otherwise."""
     now = time.time()
-    columns = {"phase": Phase.ENDED, "outcome": Outcome.COMPLETED if val_bpb is not None else Outcome.CRASHED, "class_key": "cpu", "val_bpb": val_bpb}
+    outcome = Outcome.COMPLETED if val_bpb is not None else Outcome.CRASHED
+    columns = {"phase": Phase.ENDED, "outcome": outcome, "class_key": "cpu", "val_bpb": val_bpb}
     lab.store.update_run(run_id, **{**columns, "started_at": now - 20, "ended_at": now, "wall_s": 20.0, "trust": "claimed", **observed})

@@ -151,7 +151,7 @@ def test_a_read_only_folder_is_a_sentence(tmp_path: Path) -> None:
     Store(tmp_path / "lab.db", create=True).close()
     tmp_path.chmod(0o500)
     try:
-        with pytest.raises(LabError, match="may not be written|cannot be opened"):
+        with pytest.raises(LabError, match=r"may not be written|cannot be opened"):
             new_run(Store(tmp_path / "lab.db"))
     finally:
         tmp_path.chmod(0o700)

@@ -36,7 +36,15 @@ def test_no_control_character_survives(raw: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "-"), (0, "0.000"), (5e-4, "0.0005000"), (0.99791, "0.9979"), (1680000.0, "1.680e+06"), (123.456, "123.5"), (-0.00002, "-2.000e-05")],
+    [
+        (None, "-"),
+        (0, "0.000"),
+        (5e-4, "0.0005000"),
+        (0.99791, "0.9979"),
+        (1680000.0, "1.680e+06"),
+        (123.456, "123.5"),
+        (-0.00002, "-2.000e-05"),
+    ],
 )
 def test_small_numbers_do_not_become_zero(value: float | None, shown: str) -> None:
     assert text.significant(value) == shown
@@ -46,7 +54,9 @@ def test_a_difference_of_nothing_has_no_sign() -> None:
     assert text.signed(-1e-9) == "0" and text.signed(-0.0012) == "-0.001200" and text.signed(None) == "-"
 
 
-@pytest.mark.parametrize(("seconds", "shown"), [(None, "-"), (8.4, "8 s"), (200, "3 min 20 s"), (18120, "5 h 02 min"), (183600, "2 d 3 h"), (-5, "0 s")])
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(None, "-"), (8.4, "8 s"), (200, "3 min 20 s"), (18120, "5 h 02 min"), (183600, "2 d 3 h"), (-5, "0 s")]
+)
 def test_ages(seconds: float | None, shown: str) -> None:
     assert text.ago(seconds) == shown
 

@@ -149,7 +149,10 @@ def test_approval_is_asked_of_agents_only_and_given_by_humans_only(lab: Lab) -> 
     assert [r.id for r in queries.queue(lab)] == [mine, theirs]
 
 
-@pytest.mark.parametrize(("who", "move", "order"), [("c", "top", "cabd"), ("c", "up", "acbd"), ("b", "down", "acbd"), ("a", "up", "abcd"), ("d", "down", "abcd")])
+@pytest.mark.parametrize(
+    ("who", "move", "order"),
+    [("c", "top", "cabd"), ("c", "up", "acbd"), ("b", "down", "acbd"), ("a", "up", "abcd"), ("d", "down", "abcd")],
+)
 def test_the_queue_is_reordered(lab: Lab, who: str, move: str, order: str) -> None:
     ids = {letter: submit(lab, overrides={"DEPTH": 20 + n}) for n, letter in enumerate("abcd")}
     verbs.set_priority(lab, [ids[who]], who="tui", move=move)
