@@ -25,7 +25,7 @@ CREATE TABLE runs(
   depth INTEGER, torch TEXT, driver TEXT, evaluator TEXT, data_hash TEXT, trust TEXT, verified_bpb REAL, trust_why TEXT,
   log_offset INTEGER NOT NULL DEFAULT 0, events_offset INTEGER NOT NULL DEFAULT 0, log_bytes INTEGER, log_dropped INTEGER);
 CREATE INDEX runs_phase ON runs(phase, priority DESC, seq) WHERE phase != 'ended';
-CREATE INDEX runs_rank ON runs(class_key, budget_s, val_bpb, seq, id, effective_sha, purpose, trust, verified_bpb, trust_why)
+CREATE INDEX runs_rank ON runs(class_key, budget_s, val_bpb, seq, id, effective_sha, purpose, trust, verified_bpb, trust_why, outcome)
   WHERE outcome = 'completed' AND purpose != 'verify';
 CREATE INDEX runs_state ON runs(phase, outcome, wall_s);
 CREATE INDEX runs_effective ON runs(effective_sha, budget_s);
