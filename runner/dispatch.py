@@ -1,0 +1,264 @@
+"""From what clients want to what starts and ends: approvals, cancels of waiting runs, placements and launches.
+
+Each step may be cut short by a kill: the row of a run is written before anything is started, and starting is idempotent by run id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from runner import launch, reconcile, scheduler, telemetry
+from runner.engines.base import Spec
+from runner.errors import EngineError, HostError, LabError, RequestError
+from runner.records import GpuState, Outcome, Phase, Severity
+from runner.roster import left_s
+
+if TYPE_CHECKING:
+    from runner.roster import Device, Roster, Track
+
+MAX_LAUNCHES = 3  # an engine that refuses a run so often is not asked again
+BACK_OFF_S = 5.0
+SETTLING_S = 8.0  # hosts need a moment after a start before a run may be called impossible to place
+log = logging.getLogger("overnight.dispatch")
+Spawn = Callable[[Coroutine[Any, Any, None], str], object]
+
+
+class Dispatcher:
+    """Looks at the queue whenever something changed; `spawn` gives a launch its own task."""
+
+    def __init__(self, roster: Roster, spawn: Spawn) -> None:
+        self.roster = roster
+        self.store = roster.store
+        self.spawn = spawn
+        self.started = time.monotonic()
+        self.impossible = {f.subject for f in self.store.flags() if f.kind == "cannot_place"}
+
+    async def look(self) -> None:
+        """One pass: take over what clients wrote, place what can be placed, start what was placed."""
+        self.take_over()
+        plan = self.plan()
+        for run_id, why in plan.withdraw.items():
+            await self.withdraw(run_id, why)
+        self.write_placements(plan.placements)
+        for track in self.unlaunched():  # the new ones among them
+            track.launching = True
+            self.spawn(self.launch(track), f"launch {track.run.id}")
+        telemetry.write_gpus(self.roster)
+        self.flag_impossible(plan.impossible)
+
+    def take_over(self) -> None:
+        """Wanted columns of waiting and live runs: cancels, approvals, declines."""
+        store, roster = self.store, self.roster
+        for run_id, phase, force in store.tally("id, phase, wanted_force", "wanted = 'cancel' AND phase != 'ended'"):
+            track = roster.tracks.get(run_id)
+            if track is not None:
+                if track.run.wanted != "cancel" or track.run.wanted_force != force:
+                    track.run = store.run(run_id) or track.run
+            elif phase in (Phase.QUEUED, Phase.PROPOSED):
+                self._close(run_id, Outcome.CANCELLED, "cancelled before it started")
+        for run_id, approval, why in store.tally(
+            "id, approval, approval_why", "phase = 'proposed' AND approval IN ('approved', 'declined', 'none')"
+        ):
+            if approval == "declined":
+                self._close(run_id, Outcome.DECLINED, why or "declined")
+            else:
+                store.update_run(run_id, phase=Phase.QUEUED)
+
+    def _close(self, run_id: str, outcome: str, why: str) -> None:
+        with self.store.transaction():
+            self.store.update_run(run_id, phase=Phase.ENDED, outcome=outcome, cause_text=why, ended_at=time.time())
+            self.store.clear_flag(run_id, "cannot_place")
+            self.store.event("daemon", "ended", run_id, f"{outcome}: {why}")
+
+    # placing
+
+    def plan(self) -> scheduler.Plan:
+        """The scheduler's answer for the queue and slots of this moment."""
+        store = self.store
+        paused_agents = set(store.setting("paused_agents", []))
+        rows = store.tally(
+            "id, priority, seq, gpu_type, want_host, agent", "phase = 'queued' AND wanted = 'run' ORDER BY priority DESC, seq"
+        )
+        wishes = [
+            scheduler.Wish(r, (-p, seq), gpu_type, host, f"its agent {agent} is paused" if agent in paused_agents else None)
+            for r, p, seq, gpu_type, host, agent in rows
+        ]
+        limit = self.spent()
+        if limit:
+            wishes = [scheduler.Wish(w.run_id, w.order, w.gpu_type, w.host, limit) for w in wishes]
+        return scheduler.place(
+            wishes,
+            self.views(),
+            handed_ahead=self.roster.lab.policy().limits.handed_ahead,
+            paused=bool(store.setting("queue_paused", False)),
+        )
+
+    def spent(self) -> str | None:
+        """Why nothing may start any more: a limit of the policy is used up."""
+        limits = self.roster.lab.policy().limits
+        if limits.max_gpu_hours is not None:
+            used = float(self.store.tally("coalesce(sum(wall_s), 0)")[0][0]) / 3600
+            if used >= limits.max_gpu_hours:
+                return f"the GPU hours are used up ({used:.1f} of {limits.max_gpu_hours:g})"
+        began = self.store.setting("night_started_at")
+        if limits.max_wall_hours is not None and began is not None and time.time() - float(began) >= limits.max_wall_hours * 3600:
+            return f"the night is over ({limits.max_wall_hours:g} hours)"
+        return None
+
+    def views(self) -> list[scheduler.SlotView]:
+        """All slots of hosts that are up, as the scheduler sees them."""
+        now = time.time()
+        holds = {h.name: self._hold(h) for h in self.store.hosts()}
+        taken: dict[str, int] = {}
+        for track in self.roster.tracks.values():
+            if not track.standby:
+                taken[track.run.host or ""] = taken.get(track.run.host or "", 0) + 1
+        return [self._view(d, holds.get(d.slot.host), taken, now) for d in self.roster.devices.values() if d.state != GpuState.LOST]
+
+    def _view(self, device: Device, hold: str | None, taken: dict[str, int], now: float) -> scheduler.SlotView:
+        slot = device.slot
+        track = self.roster.occupant(slot.uuid)
+        host = self.roster.hosts.get(slot.host)
+        usable = track is None and device.state == GpuState.FREE and now >= device.retry_at
+        why_not = None
+        if device.state in (GpuState.QUARANTINED, GpuState.FOREIGN):
+            why_not = f"{device.state}: {device.reason}"
+        if usable and hold is None and host is not None and host.max_runs is not None:
+            taken[slot.host] = taken.get(slot.host, 0) + 1
+            if taken[slot.host] > host.max_runs:
+                hold = f"max_runs = {host.max_runs} is reached"
+        waiting = tuple(
+            scheduler.Wish(t.run.id, (-t.run.priority, t.run.seq), t.run.gpu_type, t.run.want_host)
+            for t in self.roster.waiting(slot.uuid)
+            if t.stop_asked is None
+        )
+        return scheduler.SlotView(
+            slot.host,
+            slot.uuid,
+            slot.name,
+            usable,
+            track.run.id if track else None,
+            waiting,
+            left_s(track, now) if track else None,
+            hold,
+            self.roster.far(slot.host),
+            why_not,
+        )
+
+    def _hold(self, host: Any) -> str | None:
+        """Why a host takes no new run."""
+        report = self.roster.reports.get(host.name)
+        if host.name not in self.roster.hosts:
+            return "it is no longer in hosts.toml"
+        if report is None or not report.up:
+            return f"it is out of reach ({host.error or 'not connected yet'})"
+        if host.paused:
+            return "it is paused"
+        if host.drain:
+            return "it is draining"
+        floor = telemetry.disk_floor(self.roster, host.name)
+        if report.disk_free_mib is not None and report.disk_free_mib < floor:
+            return f"its disk is below the floor ({report.disk_free_mib} of {floor} MiB)"
+        return None
+
+    def write_placements(self, placements: list[scheduler.Placement]) -> None:
+        """Rows first: from here on the runs are `starting`, whatever happens to this process."""
+        if placements:
+            with self.store.transaction():
+                for p in placements:
+                    device = self.roster.devices[p.uuid]
+                    driver = (device.sample or {}).get("driver")
+                    self.store.update_run(
+                        p.run_id,
+                        phase=Phase.STARTING,
+                        stage="standby" if p.standby else None,
+                        host=p.host,
+                        engine=self.roster.engines[p.host].kind,
+                        gpu_uuid=p.uuid,
+                        gpu_name=device.slot.name,
+                        driver=driver,
+                        placed_at=time.time(),
+                    )
+                    self.store.clear_flag(p.run_id, "cannot_place")
+            for p in placements:
+                run = self.store.run(p.run_id)
+                if run is not None:
+                    self.roster.track(run, standby=p.standby)
+
+    def unlaunched(self) -> list[Track]:
+        """Placed runs that nobody starts: left so by a crash, or to be tried again after a failure."""
+        now = time.monotonic()
+        return [
+            t
+            for t in self.roster.tracks.values()
+            if t.launches == 0
+            and t.run.phase == Phase.STARTING
+            and t.run.started_at is None
+            and not t.launching
+            and t.run.wanted == "run"
+            and now >= t.launch_again_at
+        ]
+
+    async def withdraw(self, run_id: str, why: str) -> None:
+        """Take a standby back; its end as `withdrawn` puts it into the queue again."""
+        track = self.roster.tracks.get(run_id)
+        if track is None or track.stop_asked is not None or track.launching:
+            return
+        engine = self.roster.engines.get(track.run.host or "")
+        if engine is not None:
+            log.info("%s is taken back: %s", run_id, why)
+            await reconcile.ask_stop(self.roster, engine, track, "withdrawn", why)
+
+    # starting
+
+    async def launch(self, track: Track) -> None:
+        """Stage the run's directory and start it; every way this can fail leaves a row that says what happens next."""
+        run, roster = track.run, self.roster
+        engine, host, device = roster.engines.get(run.host or ""), roster.hosts.get(run.host or ""), roster.devices.get(run.gpu_uuid or "")
+        report = roster.reports.get(run.host or "")
+        if engine is None or host is None or device is None or report is None:
+            track.launch_again_at = time.monotonic() + 1.0
+            track.launching = False
+            return
+        try:
+            stage = await asyncio.to_thread(launch.stage_run, roster.lab, run, device.slot, host, report.info, standby=track.standby)
+            await engine.submit(Spec(run.id, device.slot, stage, track.standby))
+            track.launches += 1
+            roster.note("launch", None)
+        except HostError as error:
+            log.info("%s: %s", run.id, error)  # whether it started is unknown: poll says
+            track.launch_again_at = time.monotonic() + BACK_OFF_S
+        except LabError as error:
+            roster.note("launch", str(error))
+            device.retry_at = time.time() + BACK_OFF_S
+            reconcile.back_to_queue(roster, track)
+        except EngineError as error:
+            await self._refused(track, device, error)
+        except RequestError as error:
+            reconcile.end(roster, track, Outcome.CRASHED, cause="materialise", cause_text=str(error))
+        finally:
+            track.launching = False
+
+    async def _refused(self, track: Track, device: Device, error: EngineError) -> None:
+        """The engine could not start it: another try in the queue, a few times."""
+        self.roster.store.event("daemon", "not_started", track.run.id, str(error))
+        failed = sum(e.verb == "not_started" for e in self.store.events(subject=track.run.id))
+        device.retry_at = time.time() + BACK_OFF_S
+        if failed >= MAX_LAUNCHES:
+            reconcile.end(self.roster, track, Outcome.CRASHED, cause="not_started", cause_text=str(error))
+        else:
+            reconcile.back_to_queue(self.roster, track)
+
+    def flag_impossible(self, impossible: dict[str, str]) -> None:
+        """A run that no host can take says so; the flag goes when one can."""
+        if time.monotonic() - self.started < SETTLING_S:
+            return
+        for run_id in impossible.keys() - self.impossible:
+            self.store.raise_flag(run_id, "cannot_place", Severity.WARN, f"it cannot start anywhere: {impossible[run_id]}")
+        for run_id in self.impossible - impossible.keys():
+            self.store.clear_flag(run_id, "cannot_place")
+        self.impossible = set(impossible)
