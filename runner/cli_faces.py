@@ -1,0 +1,134 @@
+"""Commands that open a face or a tool of another package: the screen, mcp, connect, report, plot, bench.
+
+Every face is imported by name when its command runs, so that the daemon and the other commands never pay for a screen.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated
+
+import typer
+
+from runner.cli_io import JsonFlag, emit, lab_of, print_json, say
+from runner.errors import BadValue, OvernightError
+from runner.lab import find_lab, open_lab
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this group."""
+    for command in (mcp, connect, report, plot):
+        app.command()(command)
+    bench_app = typer.Typer(no_args_is_help=True, help="Measure.")
+    bench_app.callback()(bench)
+    bench_app.command("trainer")(bench_trainer)
+    app.add_typer(bench_app, name="bench")
+
+
+def face(module: str, extra: str) -> ModuleType:
+    """A module of a face, by name. Raised: OvernightError when its packages are not installed."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        raise OvernightError(f"{module} needs the package {missing}, which is not installed.", next_step=f"Install it: {extra}") from error
+
+
+def open_screen(lab_path: Path | None, *, readonly: bool, once: bool) -> None:
+    """The control room; one plain picture of it where there is no terminal to draw on."""
+    path = find_lab(lab_path)
+    if not readonly:
+        from runner.daemonctl import ensure_daemon
+
+        lab = open_lab(path, create=True)
+        try:
+            if not once:
+                ensure_daemon(lab)
+        finally:
+            lab.close()
+    app = face("tui.app", "pip install textual==8.2.8")
+    plain = once or not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb"
+    code = app.run_once(path) if plain else app.run(path, readonly=readonly)
+    raise typer.Exit(int(code or 0))
+
+
+def mcp(
+    context: typer.Context,
+    http: Annotated[
+        str | None, typer.Option("--http", metavar="HOST:PORT", help="Serve Streamable HTTP here instead of stdio; needs the lab's token.")
+    ] = None,
+) -> None:
+    """Serve the lab to a coding agent over MCP (stdio, or HTTP with --http)."""
+    server = face("mcp_server.server", 'pip install "mcp>=2.3,<3"')
+    raise typer.Exit(int(server.main(find_lab(context.find_root().obj), http=http) or 0))
+
+
+def connect(
+    context: typer.Context,
+    client: Annotated[str, typer.Argument(metavar="claude|codex|cursor|vscode")],
+    write: Annotated[bool, typer.Option("--write", help="Write it into the client's configuration instead of printing it.")] = False,
+    json: JsonFlag = False,
+) -> None:
+    """How to connect a coding agent to this lab."""
+    connecting = importlib.import_module("runner.connect")
+    lab = find_lab(context.find_root().obj)
+    made = connecting.connect(client, lab, write=write)
+    if json:
+        print_json({"v": 1, "lab": str(lab), "client": client, "written": write, "text": made})
+    else:
+        say(made)
+
+
+def report(
+    context: typer.Context,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="The folder to write it to (default: report/ in the lab).")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """The night as Markdown with pictures."""
+    lab = lab_of(context)
+    path = importlib.import_module("runner.report").write_report(lab, out or lab.path / "report")
+    if json:
+        emit(lab, {"report": str(path)})
+    else:
+        say(f"{path} written.")
+
+
+def plot(
+    context: typer.Context,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The SVG file to write (default: progress.svg in the lab).")
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """The progress of the night as one SVG."""
+    lab = lab_of(context)
+    path = out or lab.path / "progress.svg"
+    importlib.import_module("runner.report").write_plot(lab, path)
+    if json:
+        emit(lab, {"plot": str(path)})
+    else:
+        say(f"{path} written.")
+
+
+def bench() -> None:
+    """Measure."""
+
+
+def bench_trainer(
+    against: Annotated[Path, typer.Option("--against", metavar="PATH", help="The other trainer's folder.")],
+    ours: Annotated[Path | None, typer.Option("--ours", metavar="PATH", help="The trainer folder (default: the shipped one).")] = None,
+    budget: Annotated[float, typer.Option("--budget", "-b", metavar="SECONDS", help="Counted training time of each run.")] = 300.0,
+    pairs: Annotated[int, typer.Option("--pairs", metavar="N", help="How many alternating pairs.")] = 1,
+    json: JsonFlag = False,
+) -> None:
+    """Two trainers on one GPU with the same budget, alternating, as a table."""
+    if not against.is_dir():
+        raise BadValue(f"{against} is not a folder.", next_step="Name the folder of the other trainer.")
+    measured = importlib.import_module("runner.bench_trainer")
+    raise typer.Exit(int(measured.main(ours=ours, against=against, budget_s=budget, pairs=pairs, as_json=json) or 0))

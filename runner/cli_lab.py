@@ -1,0 +1,289 @@
+"""Commands that steer the lab: daemon, hosts, queue, agents, approval.
+
+Only the daemon talks to machines: `hosts check` and `hosts setup` are requests to it, answered while this command waits.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from runner import queries, verbs
+from runner.cli_io import WHO, JsonFlag, emit, lab_of, one_line, say, table, wait_for_answer
+from runner.cli_runs import Ids, Why, show_done
+from runner.errors import UnknownName
+from runner.lab import Lab
+from runner.text import ago
+
+HostName = Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this group."""
+    for command in (approval, approve, decline):
+        app.command()(command)
+    for name, help_text, commands in (
+        (
+            "daemon",
+            "The process that makes runs happen; it outlives every screen.",
+            {"start": daemon_start, "stop": daemon_stop, "status": daemon_status, "run": daemon_run},
+        ),
+        ("queue", "Pause and resume the queue; running runs go on.", {"pause": queue_pause, "resume": queue_resume}),
+        ("agents", "Pause and resume an agent's submissions.", {"pause": agent_pause, "resume": agent_resume}),
+    ):
+        group = typer.Typer(no_args_is_help=True, help=help_text)
+        for word, function in commands.items():
+            group.command(word)(function)
+        app.add_typer(group, name=name)
+    hosts_app = typer.Typer(invoke_without_command=True, help="The machines of hosts.toml: list, check, set up, pause, drain.")
+    hosts_app.callback()(hosts)
+    for word, function in {
+        "check": hosts_check,
+        "setup": hosts_setup,
+        "pause": host_pause,
+        "resume": host_resume,
+        "drain": host_drain,
+    }.items():
+        hosts_app.command(word)(function)
+    app.add_typer(hosts_app, name="hosts")
+
+
+def daemon_start(context: typer.Context, json: JsonFlag = False) -> None:
+    """Start the daemon of this lab, if none runs."""
+    from runner.daemonctl import ensure_daemon
+
+    lab = lab_of(context, create=True)
+    ensure_daemon(lab)
+    print_status(lab, json=json)
+
+
+def daemon_stop(context: typer.Context, json: JsonFlag = False) -> None:
+    """Stop the daemon; runs that have started go on, and the next start takes them up."""
+    from runner.daemonctl import stop_daemon
+
+    lab = lab_of(context)
+    stop_daemon(lab)
+    print_status(lab, json=json)
+
+
+def daemon_status(context: typer.Context, json: JsonFlag = False) -> None:
+    """Whether the daemon runs, and what waits for it; exit code 1 when it does not run."""
+    lab = lab_of(context)
+    if not print_status(lab, json=json):
+        raise typer.Exit(1)
+
+
+def print_status(lab: Lab, *, json: bool) -> bool:
+    """Print the daemon's state; returns whether it runs."""
+    from runner.daemonctl import daemon_status as status_of
+
+    row = status_of(lab)
+    state = queries.lab_state(lab)
+    now = time.time()
+    found: dict[str, Any] = {
+        "running": row is not None,
+        "pid": row.pid if row else None,
+        "started_at": row.started_at if row else None,
+        "beat_age_s": now - row.beat_at if row else None,
+        "version": row.version if row else None,
+        "queue_paused": state.paused,
+        "approval": state.approval,
+        "queued": state.queued,
+        "running_runs": state.running,
+        "idle_gpus": state.idle_gpus,
+    }
+    if json:
+        emit(lab, found)
+    elif row is None:
+        say(f"No daemon runs for {lab.path}; {state.queued} runs wait. `overnight daemon start` starts it.")
+    else:
+        say(f"The daemon runs (pid {row.pid}, up {ago(now - row.started_at)}, beat {ago(now - row.beat_at)} ago) for {lab.path}.")
+        say(queries.lab_line(lab))
+        if row.note:
+            say(f"! {row.note}")
+    return row is not None
+
+
+def daemon_run(context: typer.Context) -> None:
+    """Be the daemon, in the foreground."""
+    import importlib
+
+    lab = lab_of(context, create=True)
+    path = str(lab.path)
+    lab.close()
+    code = importlib.import_module("runner.daemon").main(["--lab", path])
+    raise typer.Exit(int(code or 0))
+
+
+def queue_pause(context: typer.Context, why: Why = None) -> None:
+    """Start no more runs until `queue resume`."""
+    lab = lab_of(context)
+    verbs.pause_queue(lab, True, who=WHO, why=why)
+    say("The queue is paused; running runs go on.")
+
+
+def queue_resume(context: typer.Context, why: Why = None) -> None:
+    """Start runs again."""
+    lab = lab_of(context)
+    verbs.pause_queue(lab, False, who=WHO, why=why)
+    say("The queue goes on.")
+
+
+def agent_pause(context: typer.Context, name: Annotated[str, typer.Argument(metavar="AGENT")]) -> None:
+    """Refuse submissions of this agent."""
+    lab = lab_of(context)
+    verbs.pause_agent(lab, name, True, who=WHO)
+    say(f"Submissions of {name} are refused until `overnight agents resume {name}`.")
+
+
+def agent_resume(context: typer.Context, name: Annotated[str, typer.Argument(metavar="AGENT")]) -> None:
+    """Accept submissions of this agent again."""
+    lab = lab_of(context)
+    verbs.pause_agent(lab, name, False, who=WHO)
+    say(f"{name} may submit again.")
+
+
+def approval(
+    context: typer.Context, mode: Annotated[str | None, typer.Argument(metavar="[auto|ask]")] = None, json: JsonFlag = False
+) -> None:
+    """Show or set whether submissions of agents wait for a human."""
+    lab = lab_of(context)
+    if mode is not None:
+        verbs.set_approval(lab, mode, who=WHO)
+    state = queries.lab_state(lab)
+    if json:
+        emit(lab, {"approval": state.approval, "proposed": state.proposed})
+    else:
+        say(f"approval: {state.approval}; {state.proposed} runs wait for `overnight approve`.")
+
+
+def approve(context: typer.Context, ids: Ids, why: Why = None, json: JsonFlag = False) -> None:
+    """Let proposed runs go into the queue."""
+    lab = lab_of(context)
+    verbs.approve(lab, ids, who=WHO, why=why)
+    show_done(lab, ids, [], json=json)
+
+
+def decline(
+    context: typer.Context,
+    ids: Ids,
+    why: Annotated[str, typer.Option("--why", "-m", help="The reason; the agent reads it.")] = "",
+    json: JsonFlag = False,
+) -> None:
+    """Refuse proposed runs, with a reason the agent reads."""
+    lab = lab_of(context)
+    verbs.decline(lab, ids, who=WHO, why=why)
+    show_done(lab, ids, [], json=json)
+
+
+def host_rows(lab: Lab, reports: dict[str, Any]) -> list[dict[str, Any]]:
+    """The host objects of FORMAT.md section 5: what is stored of each host, and what a check just found."""
+    now = time.time()
+    stored = {h.name: h for h in lab.store.hosts()}
+    gpus: dict[str, list[str]] = {}
+    for gpu in lab.store.gpus():
+        gpus.setdefault(gpu.host, []).append(gpu.uuid)
+    rows = []
+    for policy in lab.policy().hosts:
+        host = stored.get(policy.name)
+        report = reports.get(policy.name, {})
+        rows.append(
+            {
+                "name": policy.name,
+                "kind": policy.kind,
+                "state": host.state if host else "new",
+                "since_s": now - host.since if host else None,
+                "paused": bool(host and host.paused),
+                "drain": bool(host and host.drain),
+                "error": report.get("error", host.error if host else None),
+                "next": report.get("next"),
+                "checks": report.get("checks", []),
+                "gpus": gpus.get(policy.name, []),
+            }
+        )
+    return rows
+
+
+def print_hosts(lab: Lab, rows: list[dict[str, Any]], *, json: bool) -> None:
+    """Hosts, then each check that was made."""
+    if json:
+        emit(lab, {"hosts": rows})
+        return
+    words = [("draining" if r["drain"] else "paused" if r["paused"] else r["state"]) for r in rows]
+    table(
+        ("host", "kind", "state", "for", "gpus", "note"),
+        [(r["name"], r["kind"], w, ago(r["since_s"]), len(r["gpus"]), r["error"]) for r, w in zip(rows, words, strict=True)],
+        right="gpus",
+    )
+    for row in rows:
+        if row["checks"]:
+            say(f"\n{row['name']}")
+            for check in row["checks"]:
+                say(
+                    f"  {'ok ' if check['ok'] else '-  ' if check['ok'] is None else 'NO '} {check['name']:<22} {one_line(check.get('text') or str(check.get('value', '')), 300)}"
+                )
+        if row["next"]:
+            say(f"  → {row['next']}")
+
+
+def hosts(context: typer.Context, json: JsonFlag = False) -> None:
+    """The machines of hosts.toml: list, check, set up, pause, drain."""
+    if context.invoked_subcommand is None:
+        lab = lab_of(context)
+        print_hosts(lab, host_rows(lab, {}), json=json)
+
+
+def known_host(lab: Lab, name: str) -> str:
+    """The name, when hosts.toml has it. Raised: UnknownName."""
+    names = [h.name for h in lab.policy().hosts]
+    if name not in names:
+        raise UnknownName("host", one_line(name, 60), names, where=str(lab.policy().path))
+    return name
+
+
+def hosts_check(
+    context: typer.Context, names: Annotated[list[str] | None, typer.Argument(metavar="[HOST...]")] = None, json: JsonFlag = False
+) -> None:
+    """Check hosts: reachable, key, Python, torch, GPUs, disk, data; all at once. Exit code 1 when one is not fit."""
+    lab = lab_of(context, create=True)
+    wanted = [known_host(lab, n) for n in names or []]
+    result = wait_for_answer(lab, verbs.ask(lab, "hosts_check", {"hosts": wanted}, who=WHO))
+    reports = {r["name"]: r for r in result.get("hosts", [])}
+    rows = [r for r in host_rows(lab, reports) if not wanted or r["name"] in wanted]
+    print_hosts(lab, rows, json=json)
+    if any(r["error"] or any(c["ok"] is False for c in r["checks"]) for r in rows):
+        raise typer.Exit(1)
+
+
+def hosts_setup(context: typer.Context, name: HostName, json: JsonFlag = False) -> None:
+    """Make a host ready: trainer, Python environment, PyTorch for its driver, data. Resumable; stays inside its workdir."""
+    lab = lab_of(context, create=True)
+    result = wait_for_answer(lab, verbs.ask(lab, "host_setup", {"host": known_host(lab, name)}, who=WHO), deadline_s=3600)
+    if json:
+        emit(lab, {"host": name, **result})
+    else:
+        say(str(result.get("text") or f"{name} is ready; `overnight hosts check {name}` shows it."))
+
+
+def host_pause(context: typer.Context, name: HostName) -> None:
+    """Start no more runs on this host."""
+    lab = lab_of(context)
+    verbs.pause_host(lab, known_host(lab, name), True, who=WHO)
+    say(f"{name} is paused; its running runs go on.")
+
+
+def host_resume(context: typer.Context, name: HostName) -> None:
+    """Use this host again, after a pause or a drain."""
+    lab = lab_of(context)
+    verbs.pause_host(lab, known_host(lab, name), False, who=WHO)
+    verbs.drain_host(lab, name, False, who=WHO)
+    say(f"{name} takes runs again.")
+
+
+def host_drain(context: typer.Context, name: HostName) -> None:
+    """Finish what runs on this host, and take nothing new: for a reboot, or to give it back."""
+    lab = lab_of(context)
+    verbs.drain_host(lab, known_host(lab, name), True, who=WHO)
+    say(f"{name} takes nothing new; it is empty once its runs have ended.")

@@ -1,0 +1,377 @@
+"""Commands that only look: runs, show, log, leaderboard, gpus, events, waves.
+
+Each prints what one query returns, as a plain table or as the object of FORMAT.md section 5.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from runner import queries, verbs
+from runner.cli_io import WHO, JsonFlag, emit, lab_of, run_of, say, table, wait_for_answer
+from runner.errors import BadValue, UnknownName
+from runner.lab import Lab
+from runner.records import Run
+from runner.text import ago, bpb, clean, one_line, percent, signed, significant, thousands
+
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10000, metavar="N", help="At most so many rows.")]
+FOLLOW_EVERY_S = 0.3
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this group."""
+    for command in (runs, show, log, leaderboard, waves, events):
+        app.command()(command)
+    gpu_app = typer.Typer(invoke_without_command=True, help="Every GPU: what it does, how well, and for whom.")
+    gpu_app.callback()(gpus)
+    gpu_app.command()(release)
+    app.add_typer(gpu_app, name="gpus")
+
+
+def run_line(run: Run) -> str:
+    """One run in a few words, for progress."""
+    done = percent(None if run.share is None else run.share * 100, 0)
+    return f"{run.id} {run.stage or run.phase} {done}, loss {significant(run.loss)}"
+
+
+def state_word(row: dict[str, Any]) -> str:
+    """The most telling word about a run: its outcome when it has ended, else its stage or phase."""
+    return str(row["outcome"] or row["stage"] or row["phase"])
+
+
+def print_runs(rows: list[dict[str, Any]]) -> None:
+    """The table of runs."""
+    table(
+        ("run", "state", "val_bpb", "loss", "share", "budget", "where", "verdict", "flags", "hypothesis"),
+        [
+            (
+                r["id"],
+                state_word(r),
+                bpb(r["val_bpb"]),
+                significant(r["loss"]),
+                percent(None if r["share"] is None else 100 * r["share"], 0),
+                ago(r["budget_s"]),
+                r["gpu"] or r["host"],
+                r["verdict"],
+                len(r["flags"]) or "-",
+                r["hypothesis"] or r["cause_text"],
+            )
+            for r in rows
+        ],
+        right="val_bpb loss share",
+    )
+
+
+def runs(
+    context: typer.Context,
+    phase: Annotated[
+        str | None, typer.Option("--phase", help="proposed, queued, starting, running, finishing, ended, unreachable.")
+    ] = None,
+    outcome: Annotated[str | None, typer.Option("--outcome", help="completed, crashed, diverged, timed_out, cancelled, lost, ...")] = None,
+    wave: Annotated[str | None, typer.Option("--wave", metavar="ID", help="Only runs of this wave.")] = None,
+    agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Only runs submitted by this agent.")] = None,
+    text: Annotated[str | None, typer.Option("--text", metavar="TEXT", help="Only runs whose hypothesis or id holds this.")] = None,
+    limit: Limit = 50,
+    cursor: Annotated[str | None, typer.Option("--cursor", help="Go on where an earlier answer ended.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """List runs, newest first."""
+    lab = lab_of(context)
+    page = queries.list_runs(lab, phase=phase, outcome=outcome, wave=wave, agent=agent, text=text, limit=limit, cursor=cursor)
+    if json:
+        emit(lab, {"runs": page.rows, "total": page.total, "cursor": page.cursor})
+        return
+    if not page.rows:
+        say(f"No runs in {lab.path}." if not page.total else "No such runs.")
+        return
+    print_runs(page.rows)
+    if page.cursor:
+        say(f"{len(page.rows)} of {page.total}; more with --cursor {page.cursor}")
+
+
+def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="ID")], json: JsonFlag = False) -> None:
+    """Everything known about one run."""
+    lab = lab_of(context)
+    found = run_of(lab, run_id)
+    row = queries.run_object(lab, found)
+    told = lab.store.events(subject=found.id, limit=200)
+    points = [[p.step, p.share, p.loss] for p in queries.curve(lab, found.id, 200)]
+    if json:
+        trail = [
+            {"id": e.id, "at": e.at, "who": e.who, "verb": e.verb, "subject": e.subject, "why": e.why, "detail": e.detail} for e in told
+        ]
+        emit(
+            lab,
+            {
+                **row,
+                "events": trail,
+                "points": points,
+                "source_path": str(lab.source_path(found.source_sha)),
+                "last_lines": found.last_lines,
+                "run_dir": str(lab.run_dir(found.id)),
+            },
+        )
+        return
+    say(f"{found.id}  {state_word(row)}  val_bpb {bpb(row['val_bpb'])}  {row['trust'] or ''}".rstrip())
+    for key in (
+        "hypothesis",
+        "cause_text",
+        "verdict",
+        "verdict_why",
+        "purpose",
+        "parent",
+        "base_run",
+        "wave",
+        "agent",
+        "budget_s",
+        "class",
+        "host",
+        "gpu",
+        "step",
+        "share",
+        "loss",
+        "tok_s",
+        "mfu_percent",
+        "mfu_reported",
+        "peak_vram_mb",
+        "training_s",
+        "total_s",
+        "wall_s",
+        "num_steps",
+        "params_m",
+        "queue_position",
+        "exit_code",
+    ):
+        if row.get(key) is not None:
+            say(f"  {key:<14} {one_line(str(row[key]), 300)}")
+    if row["overrides"]:
+        say(f"  {'overrides':<14} {one_line(' '.join(f'{k}={v}' for k, v in row['overrides'].items()), 300)}")
+    for flag in row["flags"]:
+        say(f"  ! {flag['severity']} {flag['kind']}: {one_line(flag['evidence'], 300)}")
+    say(f"  {'source':<14} {lab.source_path(found.source_sha)}")
+    say(f"  {'files':<14} {lab.run_dir(found.id)}")
+    for event in told[-10:]:
+        say(
+            f"  {time.strftime('%H:%M:%S', time.localtime(event.at))} {event.who} {event.verb} {one_line(event.why, 200) if event.why else ''}".rstrip()
+        )
+    if found.last_lines and row["outcome"] != "completed":
+        say("last lines:")
+        for line in clean(found.last_lines).splitlines()[-12:]:
+            say(f"  | {line}")
+
+
+def log(
+    context: typer.Context,
+    run_id: Annotated[str, typer.Argument(metavar="ID")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    tail: Annotated[int | None, typer.Option("--tail", "-n", min=1, max=100000, metavar="N", help="Only the last N lines.")] = None,
+    offset: Annotated[int | None, typer.Option("--offset", min=0, metavar="BYTES", help="Start at this byte.")] = None,
+    json: JsonFlag = False,
+) -> None:
+    """The log of a run, made safe to print."""
+    lab = lab_of(context)
+    found = run_of(lab, run_id)
+    if json and follow:
+        raise BadValue(
+            "--json prints one object and --follow has no end.", next_step="Ask again with --offset and the answer's next_offset."
+        )
+    part = queries.read_log(lab, found.id, offset=offset if offset is not None or tail is not None else 0, tail_lines=tail)
+    if json:
+        emit(lab, {"id": found.id, "offset": part.offset, "next_offset": part.next_offset, "text": clean(part.text)})
+        return
+    write(part.text)
+    while True:
+        ended = run_of(lab, run_id).ended  # before reading: what came until then is read once more below
+        more = queries.read_log(lab, found.id, offset=part.next_offset)
+        moved = more.next_offset != part.next_offset
+        if moved:
+            write(more.text)
+            part = more
+        elif ended or not follow:
+            break
+        else:
+            time.sleep(FOLLOW_EVERY_S)
+    if part.text and not clean(part.text).endswith("\n"):
+        print()
+
+
+def write(text: str) -> None:
+    """Log text to the terminal at once."""
+    sys.stdout.write(clean(text))
+    sys.stdout.flush()
+
+
+def leaderboard(
+    context: typer.Context,
+    class_key: Annotated[
+        str | None, typer.Option("--class", metavar="KEY", help="The class of GPU, software and data (default: the busiest).")
+    ] = None,
+    budget: Annotated[float | None, typer.Option("--budget", "-b", metavar="SECONDS", help="Results at this budget.")] = None,
+    limit: Limit = 20,
+    json: JsonFlag = False,
+) -> None:
+    """The best results of one class at one budget."""
+    lab = lab_of(context)
+    board = queries.leaderboard(lab, class_key=class_key, budget_s=budget, limit=limit)
+    if json:
+        emit(lab, board)
+    else:
+        print_leaderboard(board)
+
+
+def print_leaderboard(board: dict[str, Any]) -> None:
+    """The leaderboard as a table."""
+    if not board["rows"]:
+        say("No results yet.")
+        return
+    noise = "not measured yet" if board["noise_sd"] is None else f"±{board['noise_sd']:.6f} from {board['noise_n']} repeats"
+    say(f"class {board['class']}, budget {ago(board['budget_s'])}, noise {noise}")
+    table(
+        ("#", "run", "val_bpb", "gain", "±", "badge", "verdict", "trust", "hypothesis"),
+        [
+            (
+                r["rank"],
+                r["id"],
+                bpb(r["val_bpb"]),
+                signed(r["gain"]),
+                "-" if r["gain_se"] is None else f"{r['gain_se']:.6f}",
+                r["badge"],
+                r["verdict"],
+                r["trust"],
+                r["hypothesis"],
+            )
+            for r in board["rows"]
+        ],
+        right="# val_bpb gain ±",
+    )
+    for row in board["unranked"][:10]:
+        say(f"  not ranked: {row['id']} {one_line(row['reason'], 160)}")
+
+
+def waves(context: typer.Context, limit: Limit = 20, json: JsonFlag = False) -> None:
+    """List waves, newest first."""
+    lab = lab_of(context)
+    found = [queries.wave_object(lab, w) for w in lab.store.waves(limit)]
+    if json:
+        emit(lab, {"waves": found})
+        return
+    if not found:
+        say(f"No waves in {lab.path}.")
+        return
+    table(
+        ("wave", "kind", "runs", "done", "best", "factors", "title"),
+        [
+            (
+                w["id"],
+                w["kind"],
+                w["total"],
+                w["ended"],
+                (w["best"] or {}).get("id") if isinstance(w["best"], dict) else w["best"],
+                " × ".join(f"{k}({len(v)})" for k, v in (w["factors"] or {}).items()) or "-",
+                w["title"],
+            )
+            for w in found
+        ],
+        right="runs done",
+    )
+
+
+def gpus(context: typer.Context, json: JsonFlag = False) -> None:
+    """Every GPU: what it does, how well, and for whom."""
+    if context.invoked_subcommand is not None:
+        return
+    lab = lab_of(context)
+    rows = queries.gpu_objects(lab)
+    if json:
+        emit(lab, {"gpus": rows})
+        return
+    if not rows:
+        say("No GPUs known yet; the daemon finds them (`overnight daemon start`).")
+        return
+    table(
+        ("gpu", "host", "name", "state", "run", "mfu", "util", "memory", "power", "temp", "tok/s", "note"),
+        [gpu_row(r) for r in rows],
+        right="mfu util memory power temp tok/s",
+    )
+
+
+def gpu_row(row: dict[str, Any]) -> tuple[Any, ...]:
+    """One line of the table of GPUs."""
+    sample = row["sample"] or {}
+
+    def amount(key: str, unit: str) -> str:
+        value = sample.get(key)
+        return "-" if value is None else f"{value:.0f}{unit}"
+
+    memory = (
+        "-" if sample.get("mem_used_mib") is None else f"{thousands(sample['mem_used_mib'])}/{thousands(sample.get('mem_total_mib'))} MiB"
+    )
+    return (
+        row["uuid"][:12],
+        row["host"],
+        row["name"],
+        row["state"],
+        row["run"],
+        percent(row["mfu_percent"]),
+        amount("util_pct", "%"),
+        memory,
+        f"{amount('power_w', '')}/{amount('power_limit_w', ' W')}",
+        amount("temp_c", "°C"),
+        thousands(row["tok_s"]),
+        row["reason"],
+    )
+
+
+def release(
+    context: typer.Context,
+    gpu: Annotated[str, typer.Argument(metavar="GPU", help="Its UUID, or the first letters of it.")],
+    json: JsonFlag = False,
+) -> None:
+    """Bring a quarantined GPU back once its memory is free again."""
+    lab = lab_of(context)
+    uuid = gpu_named(lab, gpu)
+    result = wait_for_answer(lab, verbs.ask(lab, "gpu_release", {"uuid": uuid}, who=WHO))
+    if json:
+        emit(lab, {"gpus": [g for g in queries.gpu_objects(lab) if g["uuid"] == uuid], **result})
+    else:
+        say(str(result.get("text") or f"{uuid} is released."))
+
+
+def gpu_named(lab: Lab, start: str) -> str:
+    """The UUID that starts so. Raised: UnknownName, BadValue when several do."""
+    known = [g.uuid for g in lab.store.gpus()]
+    found = [u for u in known if u == start] or [u for u in known if u.lower().startswith(start.lower())]
+    if not found:
+        raise UnknownName("GPU", one_line(start, 60), known)
+    if len(found) > 1:
+        raise BadValue(f"{len(found)} GPUs start with {start!r}.", next_step=f"Give more of it: {', '.join(found[:4])}")
+    return found[0]
+
+
+def events(
+    context: typer.Context,
+    limit: Limit = 50,
+    subject: Annotated[str | None, typer.Option("--subject", metavar="ID", help="Only of this run, host, GPU or wave.")] = None,
+    after: Annotated[int, typer.Option("--cursor", metavar="ID", min=0, help="Only events after this one.")] = 0,
+    json: JsonFlag = False,
+) -> None:
+    """The audit trail: who did what, when and why."""
+    lab = lab_of(context)
+    found = sorted(lab.store.events(after=after, subject=subject, limit=100_000 if after else limit), key=lambda e: e.id)[:limit]
+    if json:
+        rows = [
+            {"id": e.id, "at": e.at, "who": e.who, "verb": e.verb, "subject": e.subject, "why": e.why, "detail": e.detail} for e in found
+        ]
+        emit(lab, {"events": rows, "cursor": found[-1].id if found else after})
+        return
+    if not found:
+        say("Nothing has happened yet.")
+        return
+    table(
+        ("at", "who", "verb", "subject", "why"),
+        [(time.strftime("%m-%d %H:%M:%S", time.localtime(e.at)), e.who, e.verb, e.subject, e.why) for e in found],
+    )

@@ -1,0 +1,133 @@
+"""What the demo's agent does: the edits it tries, the folder they are tried in, and how long that takes.
+
+The edits of the real demo are far apart (measured, docs/benchmarks.md), so that the order on the leaderboard is the true one and not luck.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from runner.records import Outcome
+
+BUDGET_S = 20
+SIMULATED_BUDGET_S = 300
+SIMULATED_SPEED = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One demo: its files, the requests of its agent, and the words around them."""
+
+    name: str
+    story: str
+    takes: str
+    trainer: Path
+    agent: dict[str, Any]
+    files: dict[str, str] = field(default_factory=dict)
+    good_ends: Sequence[str] = (Outcome.COMPLETED,)
+
+
+EDITS: list[tuple[str, dict[str, Any]]] = [
+    ("half the batch: twice the steps in the same time", {"TOTAL_BATCH_SIZE": 1024}),
+    ("fewer layers", {"DEPTH": 4}),
+    ("a wider model", {"WIDTH": 256}),
+    ("AdamW for all matrices instead of Muon", {"OPTIMIZER": "adamw"}),
+]
+
+
+def real_plan(trainer: Path) -> Plan:
+    """A baseline and four edits of the shipped trainer."""
+    key = f"demo-{int(time.time())}"
+    agent = {
+        "baseline": {
+            "purpose": "baseline",
+            "hypothesis": "the trainer as it is shipped",
+            "budget_s": BUDGET_S,
+            "request_id": f"{key}-baseline",
+        },
+        "waves": [
+            {
+                "cells": [edit for _, edit in EDITS],
+                "title": "four edits",
+                "hypothesis": "; ".join(why for why, _ in EDITS),
+                "budget_s": BUDGET_S,
+                "request_id": f"{key}-wave",
+            }
+        ],
+    }
+    hosts = "\n".join(
+        (
+            "[trainer]",
+            f"folder = {json.dumps(str(trainer))}",
+            'budget = "prepare.py:TIME_BUDGET"',
+            'data_command = ["{python}", "prepare.py"]',
+            "",
+            "[policy]",
+            f"budget_s = {BUDGET_S}",
+            "",
+            "[[host]]",
+            'name = "here"',
+            'kind = "local"',
+            "",
+        )
+    )
+    return Plan(
+        name="demo",
+        story="an agent tries a baseline and four edits of trainer/train.py on this machine, over MCP.",
+        takes="4 minutes on two cores",
+        trainer=trainer,
+        agent=agent,
+        files={"hosts.toml": hosts},
+    )
+
+
+def simulated_plan() -> Plan:
+    """A baseline, a factorial wave on 16 simulated GPUs, and the best promoted to the faster type."""
+    from runner.engines import surface
+
+    key = f"demo-{int(time.time())}"
+    agent = {
+        "baseline": {"purpose": "baseline", "hypothesis": "upstream's defaults", "gpu_type": "H100", "request_id": f"{key}-baseline"},
+        "waves": [
+            {
+                "factors": {"TOTAL_BATCH_SIZE": [2**17, 2**18, 2**19], "MATRIX_LR": [0.03, 0.05], "ASPECT_RATIO": [64, 96]},
+                "gpu_type": "H100",
+                "title": "batch, learning rate, width",
+                "hypothesis": "smaller batches with a higher learning rate; wider may pay",
+                "request_id": f"{key}-wave",
+            }
+        ],
+        "promote": [{"top": 2, "key": f"{key}-promote", "decide": {"action": "promote", "gpu_type": "H200"}}],
+    }
+    script = "# The constants of the simulated trainer; the surface that scores them is runner/engines/surface.py.\n"
+    script += "".join(f"{name} = {value!r}\n" for name, value in surface.DEFAULTS.items())
+    hosts = "\n".join(
+        (
+            "[trainer]",
+            'folder = "trainer"',
+            "",
+            "[policy]",
+            f"budget_s = {SIMULATED_BUDGET_S}",
+            "",
+            "[[host]]",
+            'name = "simulated"',
+            'kind = "fake"',
+            f"speed = {SIMULATED_SPEED}",
+            'types = { "NVIDIA H100 80GB HBM3" = 13, "NVIDIA H200" = 3 }',
+            "",
+        )
+    )
+    return Plan(
+        name="demo-simulated",
+        story="an agent runs a factorial wave on 13 simulated H100 and promotes the best to 3 simulated H200, over MCP.",
+        takes="ten seconds",
+        trainer=Path("build/demo-simulated/trainer"),
+        agent=agent,
+        files={"hosts.toml": hosts, "trainer/train.py": script, "trainer/prepare.py": f"TIME_BUDGET = {SIMULATED_BUDGET_S}\n"},
+        good_ends=(Outcome.COMPLETED, Outcome.CRASHED, Outcome.DIVERGED),
+    )
