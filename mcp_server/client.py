@@ -63,7 +63,7 @@ async def connected(lab: Path, name: str, say: Callable[[str], None]) -> AsyncIt
 
 
 async def play(lab: Path, plan: dict[str, Any], say: Callable[[str], None]) -> None:
-    """Submit the plan's baseline, wait for it, then its waves one after the other; last, promote what came out best where the plan says so."""
+    """The plan's baseline, then its waves one after the other; last, what came out best is promoted where the plan says so."""
     async with connected(lab, "demo", say) as agent:
         baseline = await agent.call("run_experiment", **plan["baseline"])
         await agent.wait(ids=[baseline["id"]])

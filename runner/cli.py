@@ -1,7 +1,7 @@
 """The `overnight` command: its groups, its global options, and the one place where an error becomes a sentence and an exit code.
 
-Exit codes are FORMAT.md section 5: 0 done, 1 the thing asked for failed, 2 the request was wrong, 130 interrupted. Faces (TUI, MCP) are opened by name,
-so that importing this never imports them. `OVERNIGHT_DEBUG=1` shows the traceback of an error nobody expected.
+Exit codes are FORMAT.md section 5: 0 done, 1 the thing asked for failed, 2 the request was wrong, 130 interrupted. Faces (TUI, MCP)
+are opened by name, so that importing this never imports them. `OVERNIGHT_DEBUG=1` shows the traceback of an error nobody expected.
 """
 
 from __future__ import annotations
@@ -82,6 +82,9 @@ def report(error: Exception, *, as_json: bool) -> int:
     if isinstance(error, OvernightError):
         print_error(error.as_json(), as_json=as_json)
         return error.exit_code
+    if type(error).__name__ == "NoArgsIsHelpError" and not as_json:
+        print(error)
+        return 2
     if isinstance(error, TyperException):
         print_error(
             {

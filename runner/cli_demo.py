@@ -18,7 +18,7 @@ def demo(
     simulate: Annotated[bool, typer.Option("--simulate", help="Ten seconds on 16 simulated GPUs of two types; needs no PyTorch.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the control room.")] = False,
 ) -> None:
-    """The main job on this machine, end to end: a real agent, server, daemon and trainer."""
+    """The main job on this machine, end to end. A real MCP client, server, daemon and trainer."""
     from runner import demo as scene
 
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"

@@ -62,7 +62,7 @@ def mcp(
         str | None, typer.Option("--http", metavar="HOST:PORT", help="Serve Streamable HTTP here instead of stdio; needs the lab's token.")
     ] = None,
 ) -> None:
-    """Serve the lab to a coding agent over MCP (stdio, or HTTP with --http)."""
+    """Serve the lab to an agent over MCP. On stdio, or over HTTP with --http."""
     server = face("mcp_server.server", 'pip install "mcp>=2.3,<3"')
     raise typer.Exit(int(server.main(find_lab(context.find_root().obj), http=http) or 0))
 

@@ -1,6 +1,7 @@
 """What every command shares: opening the lab, printing tables and JSON, waiting for the daemon's answer.
 
-Text from outside goes through `text.clean` here, once, on its way to the terminal; JSON is ASCII, so that no escape sequence survives in it either.
+Text from outside goes through `text.clean` here, once, on its way to the terminal; JSON is ASCII, so no escape sequence survives there
+either.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Annotated, Any
 
 import typer
 
-from runner.errors import ERROR_CODES, BadValue, DaemonError, OvernightError, UnknownName
+from runner.errors import ERROR_CODES, BadValue, DaemonError, OvernightError
 from runner.lab import Lab, open_lab
-from runner.records import Request, Run
+from runner.records import Request
 from runner.text import clean, one_line
 
 WHO = "cli"
@@ -51,14 +52,6 @@ def lab_of(context: typer.Context, *, create: bool = False, readonly: bool = Fal
     lab = open_lab(context.find_root().obj, create=create, readonly=readonly)
     context.call_on_close(lab.close)
     return lab
-
-
-def run_of(lab: Lab, run_id: str) -> Run:
-    """The run of that id. Raised: UnknownName, naming the nearest ids that exist."""
-    run = lab.store.run(run_id)
-    if run is None:
-        raise UnknownName("run", one_line(run_id, 60), [r.id for r in lab.store.runs(order="seq DESC", limit=500)], where=f"lab {lab.path}")
-    return run
 
 
 def finite_only(value: Any) -> Any:

@@ -6,16 +6,17 @@ Only the daemon talks to machines: `hosts check` and `hosts setup` are requests 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
 from runner import queries, verbs
-from runner.cli_io import WHO, JsonFlag, emit, lab_of, one_line, say, table, wait_for_answer
+from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answer
 from runner.cli_runs import Ids, Why, show_done
 from runner.errors import UnknownName
 from runner.lab import Lab
-from runner.text import ago
+from runner.text import ago, one_line
 
 HostName = Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.")]
 
@@ -24,30 +25,29 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this group."""
     for command in (approval, approve, decline):
         app.command()(command)
-    for name, help_text, commands in (
+    groups: list[tuple[str, str, dict[str, Callable[..., None]]]] = [
         (
             "daemon",
-            "The process that makes runs happen; it outlives every screen.",
+            "The process that makes runs happen.",
             {"start": daemon_start, "stop": daemon_stop, "status": daemon_status, "run": daemon_run},
         ),
-        ("queue", "Pause and resume the queue; running runs go on.", {"pause": queue_pause, "resume": queue_resume}),
+        ("queue", "Pause and resume the queue.", {"pause": queue_pause, "resume": queue_resume}),
         ("agents", "Pause and resume an agent's submissions.", {"pause": agent_pause, "resume": agent_resume}),
-    ):
+    ]
+    for name, help_text, commands in groups:
         group = typer.Typer(no_args_is_help=True, help=help_text)
-        for word, function in commands.items():
-            group.command(word)(function)
+        add_commands(group, commands)
         app.add_typer(group, name=name)
-    hosts_app = typer.Typer(invoke_without_command=True, help="The machines of hosts.toml: list, check, set up, pause, drain.")
+    hosts_app = typer.Typer(invoke_without_command=True, help="The machines: list, check, set up, drain.")
     hosts_app.callback()(hosts)
-    for word, function in {
-        "check": hosts_check,
-        "setup": hosts_setup,
-        "pause": host_pause,
-        "resume": host_resume,
-        "drain": host_drain,
-    }.items():
-        hosts_app.command(word)(function)
+    add_commands(hosts_app, {"check": hosts_check, "setup": hosts_setup, "pause": host_pause, "resume": host_resume, "drain": host_drain})
     app.add_typer(hosts_app, name="hosts")
+
+
+def add_commands(group: typer.Typer, commands: dict[str, Callable[..., None]]) -> None:
+    """Add commands under their words."""
+    for word, function in commands.items():
+        group.command(word)(function)
 
 
 def daemon_start(context: typer.Context, json: JsonFlag = False) -> None:
@@ -148,7 +148,7 @@ def agent_resume(context: typer.Context, name: Annotated[str, typer.Argument(met
 def approval(
     context: typer.Context, mode: Annotated[str | None, typer.Argument(metavar="[auto|ask]")] = None, json: JsonFlag = False
 ) -> None:
-    """Show or set whether submissions of agents wait for a human."""
+    """Whether agents' submissions wait for you. `ask`: they do; `auto`: they are queued at once."""
     lab = lab_of(context)
     if mode is not None:
         verbs.set_approval(lab, mode, who=WHO)
@@ -172,7 +172,7 @@ def decline(
     why: Annotated[str, typer.Option("--why", "-m", help="The reason; the agent reads it.")] = "",
     json: JsonFlag = False,
 ) -> None:
-    """Refuse proposed runs, with a reason the agent reads."""
+    """Refuse proposed runs. The agent reads the reason."""
     lab = lab_of(context)
     verbs.decline(lab, ids, who=WHO, why=why)
     show_done(lab, ids, [], json=json)
@@ -221,15 +221,14 @@ def print_hosts(lab: Lab, rows: list[dict[str, Any]], *, json: bool) -> None:
         if row["checks"]:
             say(f"\n{row['name']}")
             for check in row["checks"]:
-                say(
-                    f"  {'ok ' if check['ok'] else '-  ' if check['ok'] is None else 'NO '} {check['name']:<22} {one_line(check.get('text') or str(check.get('value', '')), 300)}"
-                )
+                mark = "ok" if check["ok"] else "-" if check["ok"] is None else "NO"
+                say(f"  {mark:<3} {check['name']:<22} {one_line(check.get('text') or str(check.get('value', '')), 300)}")
         if row["next"]:
             say(f"  → {row['next']}")
 
 
 def hosts(context: typer.Context, json: JsonFlag = False) -> None:
-    """The machines of hosts.toml: list, check, set up, pause, drain."""
+    """The machines of hosts.toml."""
     if context.invoked_subcommand is None:
         lab = lab_of(context)
         print_hosts(lab, host_rows(lab, {}), json=json)

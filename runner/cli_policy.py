@@ -20,7 +20,7 @@ from runner.lab import Lab
 def register(app: typer.Typer) -> None:
     """Add the commands of this group."""
     app.command()(init)
-    policy_app = typer.Typer(invoke_without_command=True, help="The limits in force; `policy accept` takes over an edited hosts.toml.")
+    policy_app = typer.Typer(invoke_without_command=True, help="The limits in force, and accepting new ones.")
     policy_app.callback()(policy)
     policy_app.command()(accept)
     app.add_typer(policy_app, name="policy")
@@ -31,7 +31,7 @@ def init(
     folder: Annotated[Path, typer.Argument(metavar="[PATH]", help="A trainer folder, e.g. a checkout of karpathy/autoresearch.")] = Path(),
     json: JsonFlag = False,
 ) -> None:
-    """Make a trainer folder ready: writes hosts.toml there and touches nothing else."""
+    """Write hosts.toml for a trainer folder. Nothing else in it is touched."""
     made = init_folder(folder)
     if json:
         from runner.cli_io import print_json

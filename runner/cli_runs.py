@@ -23,16 +23,15 @@ from runner.cli_io import (
     parsed,
     print_json,
     read_script,
-    run_of,
     say,
     split_values,
     wait_for_answer,
 )
 from runner.cli_watch import print_runs, run_line
-from runner.daemonctl import ensure_daemon
 from runner.errors import BadValue
 from runner.lab import Lab
 from runner.records import Outcome, Purpose, Run, Submission, Submitted, WaveRequest
+from runner.submitting import known_run
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Run ids, e.g. r0042.")]
 Why = Annotated[str | None, typer.Option("--why", "-m", help="The reason; it stands in the audit trail.")]
@@ -59,13 +58,17 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def script_of(lab: Lab, script: Path | None, base: str | None) -> dict[str, Any]:
+def text_of(script: Path | None, base: str | None) -> str | None:
+    """The text of the script that was named. Raised: BadValue when it cannot be read, or --base names another."""
+    if script is not None and base is not None:
+        raise BadValue("A script and --base both say what to run.", next_step="Give one of them.")
+    return None if script is None else read_script(script)
+
+
+def script_of(lab: Lab, script: Path | None, text: str | None) -> dict[str, Any]:
     """How a submission names what to run: a file of the trainer folder by its path, any other file by its text."""
     if script is None:
         return {}
-    if base is not None:
-        raise BadValue("A script and --base both say what to run.", next_step="Give one of them.")
-    text = read_script(script)
     folder = lab.policy().trainer.folder.resolve()
     found = script.resolve()
     return {"path": str(found.relative_to(folder))} if found.is_relative_to(folder) else {"source": text}
@@ -102,9 +105,10 @@ def run(
     json: JsonFlag = False,
 ) -> None:
     """Submit one run."""
+    text = text_of(script, base)
     lab = lab_of(context, create=True)
     request = Submission(
-        **script_of(lab, script, base),
+        **script_of(lab, script, text),
         base=base,
         diff=None if diff is None else read_script(diff),
         overrides=overrides_of(constants),
@@ -144,20 +148,21 @@ def wave(
     wait: Wait = False,
     json: JsonFlag = False,
 ) -> None:
-    """Submit many runs at once: a grid of constants, or a list of cells."""
-    lab = lab_of(context, create=True)
+    """Submit many runs: a grid, or a list of cells."""
     if not grid and not cell:
         raise BadValue(
             "A wave needs --grid or --cell.", next_step="For example: overnight wave --grid MATRIX_LR=0.02,0.04 --grid DEPTH=4,6"
         )
+    text = text_of(script, base)
     factors: dict[str, list[Any]] = {}
     for word in grid or []:
         name, values = assignment(word, "--grid")
         if name in factors:
             raise BadValue(f"--grid names {name} twice.", next_step="Give each factor all its values at once.")
         factors[name] = [parsed(v) for v in split_values(values)]
+    lab = lab_of(context, create=True)
     request = WaveRequest(
-        **script_of(lab, script, base),
+        **script_of(lab, script, text),
         factors=factors,
         cells=[overrides_of(split_values(word), "--cell") for word in cell or []],
         base=base,
@@ -176,13 +181,15 @@ def wave(
 
 def hand_over(lab: Lab, made: Submitted, *, wait: bool, json: bool) -> None:
     """Start the daemon for what was submitted, wait for it if asked, and print it."""
+    from runner.daemonctl import ensure_daemon
+
     for sentence in made.notes:
         note(sentence)
     if not json:
         name = f"wave {made.wave_id}: " if made.wave_id else ""
         say(f"{name}{' '.join(made.run_ids)} {'is known already' if made.replay else 'submitted'} (lab {lab.path})")
     ensure_daemon(lab)
-    runs = wait_for_end(lab, made.run_ids) if wait else [run_of(lab, i) for i in made.run_ids]
+    runs = wait_for_end(lab, made.run_ids) if wait else [known_run(lab, i) for i in made.run_ids]
     objects = queries.run_objects(lab, runs)
     if json and made.wave_id is None and len(objects) == 1:
         emit(lab, objects[0])
@@ -199,7 +206,7 @@ def wait_for_end(lab: Lab, run_ids: list[str]) -> list[Run]:
     """Wait until all the runs have ended, however long that takes; on a terminal their progress is shown."""
     shown = ""
     while True:
-        runs = [run_of(lab, i) for i in run_ids]
+        runs = [known_run(lab, i) for i in run_ids]
         if all(r.ended for r in runs):
             return runs
         line = (
@@ -218,7 +225,7 @@ def cancel(
     force: Annotated[bool, typer.Option("--force", help="Kill at once, without the grace period.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Cancel runs: a queued one ends at once, a running one is stopped and stays `cancelled` once its processes are gone."""
+    """Stop runs, or take them out of the queue. A running one counts as cancelled once its processes are gone."""
     lab = lab_of(context)
     notes = verbs.cancel(lab, ids, who=WHO, why=why, force=force)
     show_done(lab, ids, notes, json=json)
@@ -226,7 +233,8 @@ def cancel(
 
 def show_done(lab: Lab, ids: list[str], notes: list[str], *, json: bool) -> None:
     """Print what a verb did to runs."""
-    objects = queries.run_objects(lab, [run_of(lab, i) for i in dict.fromkeys(ids)])
+    named = [run for i in dict.fromkeys(ids) for run in (lab.store.runs("wave_id = ?", (i,)) or [known_run(lab, i)])]
+    objects = queries.run_objects(lab, named)
     if json:
         emit(lab, {"runs": objects, "notes": notes})
         return
@@ -242,7 +250,7 @@ def requeue(
     wait: Wait = False,
     json: JsonFlag = False,
 ) -> None:
-    """Run an ended run again, as a new run that names the old one."""
+    """Run an ended run again. It becomes a new run that names the old one."""
     lab = lab_of(context)
     hand_over(lab, verbs.requeue(lab, run_id, who=WHO, why=why), wait=wait, json=json)
 
@@ -254,7 +262,7 @@ def repeat(
     wait: Wait = False,
     json: JsonFlag = False,
 ) -> None:
-    """Run the same source with other seeds: the noise of its class is measured so."""
+    """Run the same source with other seeds. The noise of its class is measured so."""
     lab = lab_of(context)
     hand_over(lab, verbs.repeat(lab, run_id, n, who=WHO), wait=wait, json=json)
 
@@ -268,7 +276,7 @@ def promote(
     wait: Wait = False,
     json: JsonFlag = False,
 ) -> None:
-    """Run a good result on another GPU type or at a longer budget."""
+    """Try a result on another GPU or budget. A gain that holds there is worth keeping."""
     lab = lab_of(context)
     hand_over(lab, verbs.promote(lab, run_id, who=WHO, gpu_type=gpu, budget_s=budget, seeds=seeds), wait=wait, json=json)
 
@@ -301,11 +309,11 @@ def priority(
 
 
 def verify(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="ID")], json: JsonFlag = False) -> None:
-    """Recompute the val_bpb of a finished run from its checkpoint, and compare."""
+    """Recompute a result from its checkpoint. Says whether the printed val_bpb is true."""
     lab = lab_of(context)
-    run_of(lab, run_id)
+    known_run(lab, run_id)
     result = wait_for_answer(lab, verbs.ask(lab, "verify", {"run": run_id}, who=WHO))
-    found = run_of(lab, run_id)
+    found = known_run(lab, run_id)
     if json:
         print_json({"v": 1, "lab": str(lab.path), **queries.run_object(lab, found), "verification": result})
     else:

@@ -12,10 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from runner import queries, verbs
-from runner.cli_io import WHO, JsonFlag, emit, lab_of, run_of, say, table, wait_for_answer
+from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answer
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.records import Run
+from runner.submitting import known_run
 from runner.text import ago, bpb, clean, one_line, percent, signed, significant, thousands
 
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10000, metavar="N", help="At most so many rows.")]
@@ -26,7 +27,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this group."""
     for command in (runs, show, log, leaderboard, waves, events):
         app.command()(command)
-    gpu_app = typer.Typer(invoke_without_command=True, help="Every GPU: what it does, how well, and for whom.")
+    gpu_app = typer.Typer(invoke_without_command=True, help="Every GPU and what it does.")
     gpu_app.callback()(gpus)
     gpu_app.command()(release)
     app.add_typer(gpu_app, name="gpus")
@@ -82,23 +83,24 @@ def runs(
     """List runs, newest first."""
     lab = lab_of(context)
     page = queries.list_runs(lab, phase=phase, outcome=outcome, wave=wave, agent=agent, text=text, limit=limit, cursor=cursor)
+    rows = queries.run_objects(lab, page.rows)
     if json:
-        emit(lab, {"runs": page.rows, "total": page.total, "cursor": page.cursor})
+        emit(lab, {"runs": rows, "total": page.total, "cursor": page.cursor})
         return
-    if not page.rows:
+    if not rows:
         say(f"No runs in {lab.path}." if not page.total else "No such runs.")
         return
-    print_runs(page.rows)
+    print_runs(rows)
     if page.cursor:
-        say(f"{len(page.rows)} of {page.total}; more with --cursor {page.cursor}")
+        say(f"{len(rows)} of {page.total}; more with --cursor {page.cursor}")
 
 
 def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="ID")], json: JsonFlag = False) -> None:
     """Everything known about one run."""
     lab = lab_of(context)
-    found = run_of(lab, run_id)
+    found = known_run(lab, run_id)
     row = queries.run_object(lab, found)
-    told = lab.store.events(subject=found.id, limit=200)
+    told = lab.store.events(subject=found.id, limit=200)[::-1]
     points = [[p.step, p.share, p.loss] for p in queries.curve(lab, found.id, 200)]
     if json:
         trail = [
@@ -155,9 +157,8 @@ def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="
     say(f"  {'source':<14} {lab.source_path(found.source_sha)}")
     say(f"  {'files':<14} {lab.run_dir(found.id)}")
     for event in told[-10:]:
-        say(
-            f"  {time.strftime('%H:%M:%S', time.localtime(event.at))} {event.who} {event.verb} {one_line(event.why, 200) if event.why else ''}".rstrip()
-        )
+        at = time.strftime("%H:%M:%S", time.localtime(event.at))
+        say(f"  {at} {event.who} {event.verb} {one_line(event.why, 200) if event.why else ''}".rstrip())
     if found.last_lines and row["outcome"] != "completed":
         say("last lines:")
         for line in clean(found.last_lines).splitlines()[-12:]:
@@ -174,7 +175,7 @@ def log(
 ) -> None:
     """The log of a run, made safe to print."""
     lab = lab_of(context)
-    found = run_of(lab, run_id)
+    found = known_run(lab, run_id)
     if json and follow:
         raise BadValue(
             "--json prints one object and --follow has no end.", next_step="Ask again with --offset and the answer's next_offset."
@@ -185,7 +186,7 @@ def log(
         return
     write(part.text)
     while True:
-        ended = run_of(lab, run_id).ended  # before reading: what came until then is read once more below
+        ended = known_run(lab, run_id).ended  # before reading: what came until then is read once more below
         more = queries.read_log(lab, found.id, offset=part.next_offset)
         moved = more.next_offset != part.next_offset
         if moved:
@@ -214,7 +215,7 @@ def leaderboard(
     limit: Limit = 20,
     json: JsonFlag = False,
 ) -> None:
-    """The best results of one class at one budget."""
+    """The best results. Ranked inside one class of GPU, software and data, at one budget."""
     lab = lab_of(context)
     board = queries.leaderboard(lab, class_key=class_key, budget_s=budget, limit=limit)
     if json:
@@ -270,7 +271,7 @@ def waves(context: typer.Context, limit: Limit = 20, json: JsonFlag = False) -> 
                 w["kind"],
                 w["total"],
                 w["ended"],
-                (w["best"] or {}).get("id") if isinstance(w["best"], dict) else w["best"],
+                bpb(w["best"]),
                 " × ".join(f"{k}({len(v)})" for k, v in (w["factors"] or {}).items()) or "-",
                 w["title"],
             )
@@ -281,7 +282,7 @@ def waves(context: typer.Context, limit: Limit = 20, json: JsonFlag = False) -> 
 
 
 def gpus(context: typer.Context, json: JsonFlag = False) -> None:
-    """Every GPU: what it does, how well, and for whom."""
+    """Every GPU and what it does."""
     if context.invoked_subcommand is not None:
         return
     lab = lab_of(context)
@@ -359,7 +360,7 @@ def events(
     after: Annotated[int, typer.Option("--cursor", metavar="ID", min=0, help="Only events after this one.")] = 0,
     json: JsonFlag = False,
 ) -> None:
-    """The audit trail: who did what, when and why."""
+    """The audit trail. Who did what, when and why."""
     lab = lab_of(context)
     found = sorted(lab.store.events(after=after, subject=subject, limit=100_000 if after else limit), key=lambda e: e.id)[:limit]
     if json:

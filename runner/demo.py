@@ -1,8 +1,8 @@
 """`overnight demo`: the main job on this machine, shown from end to end.
 
-A scripted agent (a real MCP client in a process of its own) talks to the real server over stdio; the real daemon runs what it submits; this process only
-watches: with the control room in a terminal, with plain lines without one. `--simulate` does the same on 16 simulated GPUs of two types, without torch.
-Everything lies in one folder; a demo that was interrupted goes on where it was, a finished one starts afresh.
+A scripted agent (a real MCP client in a process of its own) talks to the real server over stdio; the real daemon runs what it submits;
+this process only watches: with the control room in a terminal, with plain lines without one. `--simulate` does the same on 16 simulated
+GPUs of two types, without torch. Everything lies in one folder; an interrupted demo goes on where it was, a finished one starts afresh.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from runner import queries
+from runner import daemonctl, queries
 from runner.cli_io import note, say
 from runner.cli_watch import print_leaderboard, run_line
-from runner.daemonctl import ensure_daemon, stop_daemon
 from runner.demo_plan import Plan, real_plan, simulated_plan
 from runner.errors import OvernightError
 from runner.lab import Lab, open_lab
@@ -67,14 +66,13 @@ def demo(*, simulate: bool, plain: bool) -> int:
     keep_locks_here(stage)
     lab = open_lab(stage.lab_path, create=True)
     try:
-        ensure_daemon(lab)
+        daemonctl.ensure_daemon(lab)
         finished, refused = show(stage, lab, plain=plain)
         if not finished:
-            say(
-                f"The demo's runs go on without you. Look again: {overnight()} --lab {stage.lab_path}\nFinish the demo: the same command again."
-            )
+            say(f"The demo's runs go on without you. Look again: {overnight()} --lab {stage.lab_path}")
+            say("Finish the demo: the same command again.")
             return 0
-        stop_daemon(lab)
+        daemonctl.stop_daemon(lab)
         runs = lab.store.runs()
         say("")
         print_leaderboard(queries.leaderboard(lab))
@@ -136,7 +134,7 @@ def clear(stage: Stage) -> None:
         except OvernightError as error:
             note(f"The last demo's lab cannot be opened and is removed: {error.message}")
         else:
-            stop_daemon(lab)
+            daemonctl.stop_daemon(lab)
             lab.close()
     shutil.rmtree(stage.folder)
 

@@ -1,6 +1,7 @@
 """`overnight init PATH`: recognise a trainer folder and write hosts.toml into it, and nothing else.
 
-Understood: our own trainer, and any checkout of karpathy/autoresearch or a fork, unmodified. What is not found is left out of the file, in the open.
+Understood: our own trainer, and any checkout of karpathy/autoresearch or a fork, unmodified. What is not found is left out of the file,
+in the open.
 """
 
 from __future__ import annotations
