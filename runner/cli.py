@@ -6,6 +6,7 @@ are opened by name, so that importing this never imports them. `OVERNIGHT_DEBUG=
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import tempfile
@@ -64,11 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     try:
         code = app(args=args, prog_name="overnight", standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except BrokenPipeError:
-        # The reader (head, a closed pager) has seen enough; nothing more may be written, not even by Python's own flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_stdout()  # the reader (head, a closed pager) has seen enough
         return 0
     except (KeyboardInterrupt, typer.Abort):
         print("Interrupted.", file=sys.stderr)
@@ -98,6 +99,8 @@ def report(error: Exception, *, as_json: bool) -> int:
     if debug():
         traceback.print_exception(error)
     if isinstance(error, OSError) and error.strerror:
+        if error.errno == errno.ENOSPC and error.filename is None:
+            give_up_stdout()
         where = f": {os.fsdecode(error.filename)}" if isinstance(error.filename, (str, bytes)) else ""
         print_error(
             {"code": "os", "message": f"{error.strerror}{where}.", "next": "Check the path, its permissions and the free disk space."},
@@ -113,6 +116,11 @@ def report(error: Exception, *, as_json: bool) -> int:
         as_json=as_json,
     )
     return 1
+
+
+def give_up_stdout() -> None:
+    """Send what is still buffered for a stdout that takes no more to nowhere, so that Python's own flush at exit cannot fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usage_sentence(error: TyperException) -> str:
