@@ -464,6 +464,12 @@ def accept_policy(lab: Lab, *, who: str) -> None:
     lab.store.event(who, "accept_policy", str(lab.hosts_file))
 
 
+def heard_from(lab: Lab, who: str) -> None:
+    """Note that an agent called just now: GPUs that idle while no agent calls are shown with this age. No audit event: nothing is asked
+    for."""
+    lab.store.set_setting("last_agent_call", {"who": who, "at": time.time()})
+
+
 def new_night(lab: Lab, *, who: str) -> None:
     """Start counting max_wall_hours anew."""
     _setting(lab, "night_started_at", time.time(), who, "new_night", "lab", None)

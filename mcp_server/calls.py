@@ -1,0 +1,189 @@
+"""One tool call: who asks, strict arguments, and errors an agent can act on.
+
+The SDK ignores arguments it does not know (`learning_rate=0.1` would run with the default) and hides the text of exceptions; both would
+cost GPU hours, so a `LabTool` forbids extras, names the nearest argument, and puts every refusal of ours into one sentence with the next
+thing to try.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.tools import Tool
+from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from pydantic import ValidationError
+
+from mcp_server.answers import Answer, finish
+from mcp_server.desk import Desk
+from runner import queries
+from runner.errors import Duplicate, OvernightError, UnknownName
+from runner.lab import Lab
+from runner.text import one_line
+
+log = logging.getLogger("overnight.mcp")
+
+
+class Caller:
+    """Who asks: the server's desk, the name for the audit trail, and how to report progress."""
+
+    __slots__ = ("ctx", "desk", "who")
+
+    def __init__(self, desk: Desk, ctx: Context[Any, Any]) -> None:
+        self.desk = desk
+        self.ctx = ctx
+        self.who = f"mcp:{desk.agent or client_name(ctx)}"
+
+    async def progress(self, done: float, total: float, message: str) -> None:
+        """Tell the client how far a wait is; nothing when it did not ask."""
+        await self.ctx.report_progress(done, total, message)
+
+
+class Call(Caller):
+    """A caller with an open lab, for the length of one tool call in a worker thread."""
+
+    __slots__ = ("lab",)
+
+    def __init__(self, caller: Caller, lab: Lab) -> None:
+        super().__init__(caller.desk, caller.ctx)
+        self.lab = lab
+
+
+def client_name(ctx: Context[Any, Any]) -> str:
+    """The client's own name from its handshake or envelope, in a form that is safe in a table; `unknown` when it gave none."""
+    params = ctx.session.client_params
+    name = params.client_info.name if params is not None else ""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:40] or "unknown"
+
+
+class LabTool(Tool):
+    """A tool of this server: unknown arguments refused by name, work done off the event loop, answers inside their budget."""
+
+    @classmethod
+    def make(cls, body: Callable[..., Any], *, title: str, writes: bool, destructive: bool = False, idempotent: bool = True) -> LabTool:
+        """The tool of a function `body(call, ...)`; its docstring is the description an agent reads."""
+        hints = ToolAnnotations(
+            title=title, read_only_hint=not writes, destructive_hint=destructive, idempotent_hint=idempotent, open_world_hint=False
+        )
+        tool = cls.from_function(
+            body,
+            title=title,
+            description=" ".join((body.__doc__ or "").split()),
+            context_kwarg="call",
+            annotations=hints,
+            structured_output=False,
+        )
+        assert isinstance(tool, LabTool)
+        model = tool.fn_metadata.arg_model
+        model.model_config["extra"] = "forbid"
+        model.model_rebuild(force=True)
+        tool.parameters = slim(model.model_json_schema(by_alias=True))
+        return tool
+
+    async def run(self, arguments: dict[str, Any], context: Context[Any, Any], convert_result: bool = False) -> CallToolResult:
+        """Validate, run and put into words; nothing a caller sends ends in a traceback."""
+        desk = context.request_context.lifespan_context
+        assert isinstance(desk, Desk)
+        try:
+            try:
+                values = self.fn_metadata.validate_arguments(arguments)
+            except ValidationError as exc:
+                return refusal(*argument_error(self, exc))
+            caller = Caller(desk, context)
+            await desk.with_lab(lambda lab: desk.heard_from(lab, caller.who))
+            if self.is_async:
+                answer = await self.fn(call=caller, **values)
+                return await desk.with_lab(lambda lab: success(lab, answer))
+            return await desk.with_lab(lambda lab: success(lab, self.fn(call=Call(caller, lab), **values)))
+        except OvernightError as exc:
+            return refusal(*own_error(exc))
+        except Exception as exc:  # the top of a request: the agent gets a sentence, the log the traceback
+            log.exception("tool %s failed", self.name)
+            message = f"{self.name} failed inside Overnight ({type(exc).__name__}: {one_line(str(exc), 200)})."
+            return refusal(
+                "internal", message, "Nothing is known to have changed; list_runs shows what is there. The server's log has the details."
+            )
+
+
+def success(lab: Lab, answer: Answer) -> CallToolResult:
+    """The answer in both forms, closed by the lab's line."""
+    text, structured = finish(answer, queries.lab_line(lab))
+    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=structured)
+
+
+def refusal(code: str, message: str, next_step: str) -> CallToolResult:
+    """An error result: what was wrong, and the next call to make."""
+    error = {"code": code, "message": one_line(message, 1200), "next": one_line(next_step, 600)}
+    text = f"error ({code}): {error['message']}"
+    if next_step:
+        text += f"\nnext: {error['next']}"
+    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content={"error": error}, is_error=True)
+
+
+def own_error(exc: OvernightError) -> tuple[str, str, str]:
+    """Code, message and next step of an error of ours, with the hint that only a caller of tools needs."""
+    next_step = exc.next_step
+    if isinstance(exc, Duplicate) and not next_step:
+        next_step = f"Read get_run(id='{exc.run_id}'), or repeat it on purpose with decide(id='{exc.run_id}', action='repeat')."
+    if isinstance(exc, UnknownName) and not next_step:
+        next_step = "list_runs shows the runs there are."
+    return exc.code, exc.message, next_step
+
+
+def argument_error(tool: LabTool, exc: ValidationError) -> tuple[str, str, str]:
+    """One sentence per wrong argument, the nearest right name for each unknown one, and all names at the end."""
+    known = list(tool.parameters.get("properties", {}))
+    sentences, hints = [], []
+    for error in exc.errors(include_url=False)[:5]:
+        name = str(error["loc"][0]) if error["loc"] else "arguments"
+        if error["type"] == "extra_forbidden":
+            sentences.append(f"{tool.name} has no argument {name!r}.")
+            hints.append(unknown_hint(name, known))
+        elif error["type"] == "missing":
+            sentences.append(f"{tool.name} needs the argument {name!r}.")
+        else:
+            path = ".".join(str(part) for part in error["loc"])
+            sentences.append(f"{tool.name}: {path}: {one_line(error['msg'], 200)}; got {one_line(repr(error['input']), 80)}.")
+    hints.append(f"Arguments of {tool.name}: {', '.join(known)}.")
+    return "bad_arguments", " ".join(sentences), " ".join(h for h in hints if h)
+
+
+def unknown_hint(name: str, known: list[str]) -> str:
+    """What the caller most likely meant by an argument that does not exist."""
+    if "overrides" in known and re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
+        return f"Constants of the script go into overrides: overrides={{{name!r}: ...}}."
+    near = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.6)
+    if near:
+        return f"Did you mean {' or '.join(repr(n) for n in near)}?"
+    return "If it is a constant of the script, it goes into overrides by its own name." if "overrides" in known else ""
+
+
+def slim(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema without what costs tokens and tells nothing: titles, and the null branch of optional arguments."""
+
+    def walk(node: Any) -> Any:
+        if isinstance(node, list):
+            return [walk(n) for n in node]
+        if not isinstance(node, dict):
+            return node
+        node = {
+            k: (v if k in ("default", "enum", "const") else walk(v)) for k, v in node.items() if not (k == "title" and isinstance(v, str))
+        }
+        branches = [b for b in node.get("anyOf", []) if b != {"type": "null"}]
+        if "anyOf" in node and len(branches) == 1:
+            del node["anyOf"]
+            if node.get("default", 0) is None:
+                del node["default"]
+            node = {**branches[0], **node}
+        return node
+
+    properties = {name: walk(value) for name, value in schema.get("properties", {}).items()}
+    return {
+        **walk({k: v for k, v in schema.items() if k not in ("properties", "title")}),
+        "properties": properties,
+        "additionalProperties": False,
+    }

@@ -1,0 +1,104 @@
+"""What the server keeps between calls: open labs for its worker threads, one for watching, and whether a daemon serves the lab.
+
+State that matters is in the lab's database, because clients open and close the pipe at will; here is only what may be lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+
+from runner import queries, verbs
+from runner.errors import OvernightError
+from runner.lab import Lab, open_lab
+
+log = logging.getLogger("overnight.mcp")
+
+T = TypeVar("T")
+THREADS = 6  # calls are short; more threads would only queue on the interpreter's lock
+RETRY_DAEMON_S = 10.0
+HEARD_EVERY_S = 5.0
+
+
+class Desk:
+    """The server's hold on one lab. A worker thread borrows an open lab for one piece of work, so no call waits for another's
+    transaction."""
+
+    def __init__(self, lab_path: Path, *, agent: str | None = None, start_daemon: bool = True) -> None:
+        self.path = lab_path
+        self.agent = agent
+        self.start_daemon = start_daemon
+        self.watch: Lab = open_lab(lab_path, create=True)
+        self._idle: queue.LifoQueue[Lab] = queue.LifoQueue()
+        self._limiter: anyio.CapacityLimiter | None = None
+        self._daemon_lock = threading.Lock()
+        self._daemon_tried_at = float("-inf")
+        self._heard_at = float("-inf")
+        self._closed = False
+
+    def version(self) -> int:
+        """Changes when anybody else has written to the lab. Microseconds, so it may be asked from the event loop; `watch` itself never
+        writes."""
+        return self.watch.store.data_version()
+
+    async def with_lab(self, work: Callable[[Lab], T]) -> T:
+        """Run blocking work on a borrowed lab in a worker thread; a cancelled caller does not wait for it."""
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(THREADS)
+        return await anyio.to_thread.run_sync(self.borrow, work, limiter=self._limiter, abandon_on_cancel=True)
+
+    def borrow(self, work: Callable[[Lab], T]) -> T:
+        """Run work on an idle open lab, or on a new one."""
+        try:
+            lab = self._idle.get_nowait()
+        except queue.Empty:
+            lab = open_lab(self.path)
+        try:
+            return work(lab)
+        finally:
+            if self._closed:
+                lab.close()
+            else:
+                self._idle.put(lab)
+
+    def close(self) -> None:
+        """Close every lab that is not in use; one in use is closed by its borrower."""
+        self._closed = True
+        self.watch.close()
+        while True:
+            try:
+                self._idle.get_nowait().close()
+            except queue.Empty:
+                return
+
+    def heard_from(self, lab: Lab, who: str) -> None:
+        """Note in the lab that an agent called, at most every few seconds."""
+        now = time.monotonic()
+        if now - self._heard_at >= HEARD_EVERY_S:
+            self._heard_at = now
+            verbs.heard_from(lab, who)
+
+    def wake_daemon(self, lab: Lab) -> str | None:
+        """Start a daemon when none serves the lab; the sentence to show when that fails, None when all is well."""
+        if not self.start_daemon or queries.lab_state(lab).daemon_alive:
+            return None
+        from runner.daemonctl import ensure_daemon  # costs its import only where a daemon is missing
+
+        with self._daemon_lock:
+            if time.monotonic() - self._daemon_tried_at < RETRY_DAEMON_S:
+                return None
+            self._daemon_tried_at = time.monotonic()
+            try:
+                ensure_daemon(lab)
+            except OvernightError as exc:
+                log.warning("the daemon did not start: %s", exc)
+                return f"Runs wait in the queue: the daemon did not start. {exc}"
+            return None

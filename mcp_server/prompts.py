@@ -1,0 +1,90 @@
+"""Prompts that start a piece of work, and completions for what has to be typed in them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from mcp.server.mcpserver import MCPServer
+from mcp.types import Completion, CompletionArgument, CompletionContext, PromptReference, ResourceTemplateReference
+from pydantic import Field
+
+from mcp_server.desk import Desk
+from mcp_server.resources import program_text
+from runner import news, sources
+from runner.errors import OvernightError
+from runner.lab import Lab
+from runner.submitting import trainer_text
+
+MOST = 100  # the protocol's limit for one completion answer
+
+PLAN = """Plan the next wave for this lab. Goal: {goal}
+
+1. Read leaderboard and list_runs(limit=50): what was tried, what won, what the noise floor is. Read analyze_wave of the last
+   wave.
+2. List idle GPUs by type (list_gpus). One wave should fill the GPUs of one type, and have at most {runs} runs.
+3. Choose two or three factors that may interact{constants}, each with two to four values around the best known; state what you
+   expect.
+4. Submit it with submit_wave from base {base}, with the hypothesis and a request_id. Name the result that would change your mind.
+"""
+
+REVIEW = """Review this night of research for the human who wakes up now.
+
+Use leaderboard (each class and budget), list_runs(outcome="crashed"), analyze_wave of each wave that mattered, and get_run of the
+best three runs. Report: the best verified result and its gain over the baseline against the noise; what made the difference, in
+order of effect; what did not help; what failed and why; GPU hours spent and GPUs that stood idle; three next experiments, with
+reasons. Do not claim a gain that is within noise or only claimed.
+"""
+
+
+def add_prompts(server: MCPServer[Desk], desk: Desk) -> None:
+    """Register prompts and completions."""
+
+    @server.prompt(title="Start the research", description="The lab's research program, and the first steps.")
+    async def start_research(goal: Annotated[str, Field(description="What to improve. Default: the program's own goal.")] = "") -> str:
+        text = await desk.with_lab(program_text)
+        goal_line = f"The goal today: {goal}\n\n" if goal else ""
+        begin = "Begin now: call list_gpus and leaderboard, then follow the program. Do not stop to ask; a human may interrupt."
+        return f"{goal_line}{text}\n\n{begin}"
+
+    @server.prompt(title="Plan a wave", description="Turn a goal into a factorial wave that fills the GPUs.")
+    async def plan_wave(
+        goal: Annotated[str, Field(description="What to learn.")] = "a lower val_bpb",
+        runs: Annotated[str, Field(description="Runs at most.")] = "16",
+        base: Annotated[str, Field(description="Run id to start from.")] = "the best kept run, else the baseline",
+        constants: Annotated[str, Field(description="Constants to vary.")] = "",
+    ) -> str:
+        return PLAN.format(goal=goal, runs=runs, base=base, constants=f" (among them {constants})" if constants else "")
+
+    @server.prompt(title="Review the night", description="An honest report of what was found.")
+    async def review_night() -> str:
+        return REVIEW
+
+    async def complete(
+        ref: PromptReference | ResourceTemplateReference, argument: CompletionArgument, context: CompletionContext | None
+    ) -> Completion | None:
+        return await desk.with_lab(lambda lab: candidates(lab, argument.name, argument.value))
+
+    server.completion()(complete)  # type: ignore[no-untyped-call]  # the SDK's decorator carries no types
+
+
+def candidates(lab: Lab, name: str, value: str) -> Completion | None:
+    """Values of an argument that begin with what was typed: run ids newest first, wave ids, constants of the baseline script."""
+    if name in ("run_id", "base"):
+        known = news.run_ids(lab, value)
+    elif name == "wave_id":
+        known = news.wave_ids(lab, value)
+    elif name == "constants":
+        done, _, last = value.rpartition(",")
+        head = f"{done}," if done else ""
+        known = [f"{head}{c}" for c in constant_names(lab) if c.startswith(last.strip().upper())]
+    else:
+        return None
+    return Completion(values=known[:MOST], total=len(known), has_more=len(known) > MOST)
+
+
+def constant_names(lab: Lab) -> list[str]:
+    """Constants of the trainer's own script; none when it cannot be read."""
+    try:
+        return list(sources.constants(trainer_text(lab.policy().trainer)))
+    except OvernightError:
+        return []

@@ -1,0 +1,223 @@
+"""wait_for_results: a long poll under every client's time limit, which tells only what is new.
+
+The cursor is the set of runs already told, as ranges of their numbers. A run's end is never untold by a late clock or a host that comes
+back.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import anyio
+from pydantic import Field
+
+from mcp_server.answers import Answer, Table
+from mcp_server.calls import Caller
+from runner import news, queries
+from runner.errors import BadValue
+from runner.lab import Lab
+from runner.records import Outcome, Phase, Run
+from runner.submitting import known_run
+
+POLL_S = 0.1  # looks at SQLite's data_version, a few microseconds
+PROGRESS_S = 5.0
+SETTLE_S = 0.5  # runs of a wave end together: a moment more saves a call each
+RECENT_S = 3600.0
+COLUMNS = ["id", "outcome", "val_bpb", "vs_parent", "training_s", "steps", "mfu_%", "cell", "note"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """Which runs of a scope were told: the scope's name and the ranges of their numbers."""
+
+    scope: str
+    ranges: tuple[tuple[int, int], ...]
+
+    def covers(self, number: int) -> bool:
+        """Whether a run's result was told."""
+        return any(a <= number <= b for a, b in self.ranges)
+
+    def with_told(self, told: Iterable[int], untold: Iterable[int]) -> Cursor:
+        """The cursor after `told` too. Gaps are closed unless an `untold` number lies in them: what is of another scope does not matter
+        to this one."""
+        barriers = sorted(untold)
+        merged: list[list[int]] = []
+        for a, b in sorted([*self.ranges, *((n, n) for n in told)]):
+            blocked = bisect.bisect_left(barriers, a) != bisect.bisect_right(barriers, merged[-1][1]) if merged else True
+            if blocked:
+                merged.append([a, b])
+            else:
+                merged[-1][1] = max(merged[-1][1], b)
+        return Cursor(self.scope, tuple((a, b) for a, b in merged))
+
+    def __str__(self) -> str:
+        return f"{self.scope}:" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in self.ranges)
+
+
+def parse_cursor(text: str, scope: str) -> Cursor:
+    """The cursor an earlier answer gave.
+
+    Raises BadValue when it is not one, or belongs to a wait for something else.
+    """
+    name, _, body = text.partition(":")
+    ranges = []
+    for part in filter(None, body.split(",")):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part, re.ASCII)
+        if match is None:
+            raise BadValue(
+                f"{part!r} is not part of a cursor of wait_for_results.", next_step="Pass the cursor of the last answer as it was, or none."
+            )
+        ranges.append((int(match[1]), int(match[2] or match[1])))
+    if name != scope:
+        raise BadValue(
+            f"This cursor belongs to a wait for {name!r}, not for {scope!r}.", next_step="Leave the cursor out when ids or wave change."
+        )
+    return Cursor(scope, tuple(ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Which runs a wait is about: named ones, a wave, or all of the caller's."""
+
+    name: str
+    ids: tuple[str, ...]
+    wave: str | None
+    agent: str
+
+    def runs(self, lab: Lab, told: Cursor) -> list[Run]:
+        """The runs of the scope that have not ended or were not told yet, in order of submission."""
+        if self.ids:
+            found = [run for i in self.ids if (run := lab.store.run(i)) is not None]
+            return sorted((run for run in found if not run.ended or not told.covers(run.seq)), key=lambda run: run.seq)
+        if self.wave is not None:
+            return news.untold(lab, "wave_id", self.wave, told.ranges)
+        return news.untold(lab, "agent", self.agent, told.ranges)
+
+
+def scope_of(lab: Lab, who: str, ids: list[str] | None, wave: str | None) -> Scope:
+    """The scope of a call.
+
+    Raises UnknownName when a run or wave does not exist, BadValue when both are given.
+    """
+    if ids and wave:
+        raise BadValue("ids and wave exclude each other.", next_step="Give one of them, or neither for all your runs.")
+    for i in ids or []:
+        known_run(lab, i)
+    if wave is not None:
+        queries.known_wave(lab, wave)
+    return Scope(name=wave or ("ids" if ids else "mine"), ids=tuple(dict.fromkeys(ids or [])), wave=wave, agent=who)
+
+
+def first_cursor(lab: Lab, scope: Scope) -> Cursor:
+    """Where a wait without a cursor begins: at nothing told; for all of the caller's runs, what ended more than an hour ago counts as
+    told."""
+    told = Cursor(scope.name, ())
+    if scope.name != "mine":
+        return told
+    fresh = set(news.recent_of(lab, scope.agent, time.time() - RECENT_S))
+    return told.with_told((n for n in range(1, news.newest_number(lab) + 1) if n not in fresh), fresh)
+
+
+async def wait_for_results(
+    call: Caller,
+    ids: Annotated[list[str] | None, Field(description="Run ids.", max_length=256)] = None,
+    wave: Annotated[str | None, Field(description="Or all runs of this wave, e.g. 'w3'.", max_length=20)] = None,
+    until: Annotated[Literal["any", "all"], Field(description="Return at the first new result, or when all have ended.")] = "any",
+    timeout_s: Annotated[float, Field(description="Longest wait; then what is known is returned, which is no error.", ge=0, le=50)] = 25,
+    cursor: Annotated[str | None, Field(description="From the last answer: only what is new since then.", max_length=4000)] = None,
+) -> Answer:
+    """Wait for runs to end (a long poll of at most 50 s) and return only new results: outcome, val_bpb and the difference to the parent,
+    failures with their cause. Call it again with the cursor while `pending` is not 0; use the time between calls to prepare the next
+    wave. Without ids and wave it covers your own runs that are queued, going, or ended within the last hour. Safe to cancel or repeat:
+    results stay in the lab."""
+    desk = call.desk
+    scope = await desk.with_lab(lambda lab: scope_of(lab, call.who, ids, wave))
+    told = parse_cursor(cursor, scope.name) if cursor else await desk.with_lab(lambda lab: first_cursor(lab, scope))
+    started = time.monotonic()
+    progress_at, settle_until = started, None
+    version: int | None = None
+    runs: list[Run] = []
+    while True:
+        now = time.monotonic()
+        if (newest := desk.version()) != version:
+            version, runs = newest, await desk.with_lab(lambda lab: scope.runs(lab, told))
+        pending = [run for run in runs if not run.ended]
+        fresh = len(runs) - len(pending)
+        if not pending or now - started >= timeout_s:
+            break
+        if until == "any" and fresh:
+            settle_until = settle_until or now + SETTLE_S
+            if now >= settle_until:
+                break
+        if now >= progress_at:
+            progress_at = now + PROGRESS_S
+            await call.progress(now - started, timeout_s, f"{fresh} new, {going(pending)}")
+        await anyio.sleep(min(POLL_S, max(0.0, timeout_s - (now - started))))
+    return await desk.with_lab(lambda lab: report(lab, scope, runs, told))
+
+
+def going(pending: list[Run]) -> str:
+    """How the unfinished runs stand, in words: `5 running, 3 queued`."""
+    counts: dict[str, int] = {}
+    for run in pending:
+        counts[run.phase] = counts.get(run.phase, 0) + 1
+    return ", ".join(f"{n} {phase}" for phase, n in counts.items()) or "none left"
+
+
+def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
+    """The answer of a wait: new results in order of their end, who is still going, and the cursor that leaves them out next time."""
+    fresh = sorted((run for run in runs if run.ended), key=lambda run: (run.ended_at or 0.0, run.seq))
+    pending = [run for run in runs if not run.ended]
+    objects = queries.run_objects(lab, fresh)
+    parents = {name: lab.store.run(name) for name in {run.parent for run in fresh if run.parent}}
+
+    def cursor_at(shown: int) -> str:
+        return str(told.with_told([run.seq for run in fresh[:shown]], [run.seq for run in [*fresh[shown:], *pending]]))
+
+    facts: dict[str, Any] = {"new": len(fresh), "pending": len(pending)}
+    if pending:
+        facts["going"] = going(pending)
+        facts["next_end_in_s"] = min((run.remaining_s for run in pending if run.remaining_s is not None), default=None)
+    answer = Answer(facts=facts)
+    answer.tables["results"] = Table(COLUMNS, [row(o, r, parents) for o, r in zip(objects, fresh, strict=True)], cursor_at=cursor_at)
+    if not runs:
+        answer.next_step = "Nothing here is queued or running and all was told: submit_wave or run_experiment."
+    elif any(run.phase == Phase.PROPOSED for run in pending):
+        answer.next_step = "Some runs wait for a human's approval. Call again with the cursor; prepare the next wave meanwhile."
+    elif pending:
+        answer.next_step = "Call again with the same arguments and this cursor."
+    return answer
+
+
+def row(obj: dict[str, Any], run: Run, parents: dict[str, Run | None]) -> list[Any]:
+    """One ended run in one line; the difference to the parent only where both ran at the same budget in one class."""
+    parent = parents.get(run.parent or "")
+    difference = None
+    if parent is not None and run.val_bpb is not None and parent.val_bpb is not None:
+        if (parent.class_key, parent.budget_s) == (run.class_key, run.budget_s):
+            difference = run.val_bpb - parent.val_bpb
+    return [
+        run.id,
+        run.outcome,
+        run.val_bpb,
+        difference,
+        run.training_s,
+        run.num_steps or run.step,
+        obj.get("mfu_percent"),
+        run.cell,
+        remark(obj, run),
+    ]
+
+
+def remark(obj: dict[str, Any], run: Run) -> str | None:
+    """Why a run failed, or the loudest flags of one that did not."""
+    if run.outcome == Outcome.DECLINED:
+        return f"declined: {run.approval_why or 'no reason given'}"
+    if run.outcome != Outcome.COMPLETED:
+        return run.cause_text or run.cause
+    return "; ".join(f"{flag['kind']}: {flag['evidence']}" for flag in obj.get("flags") or [] if flag["severity"] != "info") or None

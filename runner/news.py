@@ -1,0 +1,69 @@
+"""What is new in a lab: the reads behind waiting for results and behind change notifications. Facts only; nothing here writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from runner.lab import Lab
+from runner.records import Run
+
+NEWEST = 200  # names offered as nearest ones, and for completion
+
+
+def wave_runs(lab: Lab, wave_id: str) -> list[Run]:
+    """The runs of a wave, in order of submission."""
+    return lab.store.runs("wave_id = ?", (wave_id,))
+
+
+def untold(lab: Lab, column: str, value: str, told: Sequence[tuple[int, int]]) -> list[Run]:
+    """Runs of a wave or agent that have not ended, or whose number is in none of the `told` ranges."""
+    assert column in ("wave_id", "agent")
+    spans = " OR ".join("seq BETWEEN ? AND ?" for _ in told) or "0"
+    return lab.store.runs(f"{column} = ? AND (phase != 'ended' OR NOT ({spans}))", (value, *(n for span in told for n in span)))
+
+
+def recent_of(lab: Lab, agent: str, since: float) -> list[int]:
+    """Numbers of an agent's runs that have not ended, or ended since a time."""
+    return [int(n) for (n,) in lab.store.tally("seq", "agent = ? AND (phase != 'ended' OR ended_at >= ?)", (agent, since))]
+
+
+def newest_number(lab: Lab) -> int:
+    """The number of the newest run; 0 when there is none."""
+    return int(lab.store.tally("max(seq)")[0][0] or 0)
+
+
+def run_ids(lab: Lab, prefix: str = "", limit: int = NEWEST) -> list[str]:
+    """Run ids that begin with a prefix, newest first."""
+    return [str(i) for (i,) in lab.store.tally("id", "substr(id, 1, ?) = ? ORDER BY seq DESC LIMIT ?", (len(prefix), prefix, limit))]
+
+
+def wave_ids(lab: Lab, prefix: str = "", limit: int = NEWEST) -> list[str]:
+    """Wave ids that begin with a prefix, newest first."""
+    where = "substr(id, 1, ?) = ? ORDER BY seq DESC LIMIT ?"
+    return [str(i) for (i,) in lab.store.tally("id", where, (len(prefix), prefix, limit), table="waves")]
+
+
+def marks(lab: Lab, known: Iterable[str]) -> dict[str, object]:
+    """What each changing resource is made of, by address; equal marks mean an unchanged resource.
+
+    Runs that have not ended, and those in `known` addresses (so that the change to ended is seen once more), their waves, and the
+    leaderboard.
+    """
+    store = lab.store
+    before = {uri.split("/")[3] for uri in known if uri.startswith("lab://runs/")}
+    live = {run.id: run for run in store.active_runs()}
+    for run_id in before - live.keys():
+        if (run := store.run(run_id)) is not None:
+            live[run_id] = run
+    found: dict[str, object] = {}
+    for run in live.values():
+        if run.ended and (run.id not in before or f"lab://runs/{run.id}/over" in known):
+            continue
+        found[f"lab://runs/{run.id}"] = (run.phase, run.stage, run.outcome, run.verdict, run.step)
+        found[f"lab://runs/{run.id}/log"] = run.log_offset
+        if run.ended:
+            found[f"lab://runs/{run.id}/over"] = True
+    for wave, ended, best in store.tally("wave_id, sum(phase = 'ended'), min(val_bpb)", "wave_id IS NOT NULL GROUP BY wave_id"):
+        found[f"lab://waves/{wave}"] = (ended, best)
+    found["lab://leaderboard"] = store.tally("count(val_bpb), min(val_bpb), max(verdict_at), sum(trust = 'refuted')")[0]
+    return found
