@@ -1,0 +1,97 @@
+"""The analysis of a wave of a lab: its runs gathered, held or refuted claims left out, the class's noise put beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from runner import board
+from runner.errors import UnknownName
+from runner.lab import Lab
+from runner.records import Outcome, Run, Trust, Wave
+from runner.research.effects import Analysis, Result, analyse, key
+from runner.research.noise import Noise, pooled
+
+UNRUN = "waiting"
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Mean values over two factors; None where nothing finished. `values[i][j]` belongs to `rows[i]` and `columns[j]`."""
+
+    row_factor: str
+    column_factor: str
+    rows: list[Any]
+    columns: list[Any]
+    values: list[list[float | None]]
+    counts: list[list[int]]
+
+
+def results_of(lab: Lab, wave: Wave) -> list[Result]:
+    """The wave's runs for the analysis; a run that has not ended, or whose claim is held or refuted, has no value."""
+    return [_result(run) for run in lab.store.runs("wave_id = ?", (wave.id,))]
+
+
+def score(run: Run) -> float | None:
+    """What a run counts for: the recomputed value where there is one, None while its claim is held or when it was refuted."""
+    if run.outcome != Outcome.COMPLETED or run.val_bpb is None:
+        return None
+    if board.unranked_reason({"val_bpb": run.val_bpb, "trust": run.trust, "trust_why": run.trust_why}) is not None:
+        return None
+    return run.verified_bpb if run.trust == Trust.VERIFIED and run.verified_bpb is not None else run.val_bpb
+
+
+def _result(run: Run) -> Result:
+    value = score(run)
+    outcome = UNRUN if run.outcome is None else str(run.outcome)
+    if value is None and outcome == Outcome.COMPLETED:
+        outcome = "not ranked"
+    return Result(run.id, run.cell or {}, value, run.class_key or "", outcome)
+
+
+def analyse_wave(lab: Lab, wave_id: str) -> Analysis:
+    """Main effects, interactions and the predicted best cell of a wave. Raised: UnknownName."""
+    wave = lab.store.wave(wave_id)
+    if wave is None:
+        raise UnknownName("wave", wave_id, [w.id for w in lab.store.waves(50)])
+    results = results_of(lab, wave)
+    classes = {r.block for r in results if r.value is not None}
+    floor = pooled_of([noise_floor(lab, c, wave.budget_s) for c in classes])
+    found = analyse(results, factors=wave.factors or None, noise=floor, lower_is_better=lab.policy().trainer.lower_is_better)
+    waiting = sum(r.outcome == UNRUN for r in results)
+    if waiting:
+        found.notes.insert(0, f"{waiting} of {len(results)} runs have not ended; this will change.")
+    if floor.sd is None and found.sd_from in ("-", "residual"):
+        found.notes.append("No source was repeated in this class yet: ask for repeats of one run to know the noise.")
+    return found
+
+
+def noise_floor(lab: Lab, class_key: str | None, budget_s: float | None) -> Noise:
+    """The noise of a class at a budget, from every source that ran more than once there."""
+    groups, _ = board.collect(lab, class_key, budget_s)
+    return pooled(g.values for g in groups)
+
+
+def pooled_of(floors: list[Noise]) -> Noise:
+    """Several classes' floors as one, by degrees of freedom."""
+    known = [(n.sd, n.dof) for n in floors if n.sd is not None]
+    dof = sum(d for _, d in known)
+    return Noise((sum(sd * sd * d for sd, d in known) / dof) ** 0.5, dof) if dof else Noise(None, 0)
+
+
+def heat_map(lab: Lab, wave_id: str, row_factor: str, column_factor: str) -> HeatMap:
+    """Mean values of a wave over two of its factors. Raised: UnknownName for a wave or factor that does not exist."""
+    wave = lab.store.wave(wave_id)
+    if wave is None:
+        raise UnknownName("wave", wave_id, [w.id for w in lab.store.waves(50)])
+    for name in (row_factor, column_factor):
+        if name not in wave.factors:
+            raise UnknownName("factor", name, wave.factors, where=f"wave {wave_id}")
+    rows, columns = wave.factors[row_factor], wave.factors[column_factor]
+    found: dict[tuple[str, str], list[float]] = {}
+    for r in results_of(lab, wave):
+        if r.value is not None:
+            found.setdefault((key(r.cell.get(row_factor)), key(r.cell.get(column_factor))), []).append(r.value)
+    cells = [[found.get((key(a), key(b)), []) for b in columns] for a in rows]
+    return HeatMap(row_factor, column_factor, list(rows), list(columns), [[sum(c) / len(c) if c else None for c in line] for line in cells],
+                   [[len(c) for c in line] for line in cells])
