@@ -95,7 +95,7 @@ def simulated_plan() -> Plan:
         "baseline": {"purpose": "baseline", "hypothesis": "upstream's defaults", "gpu_type": "H100", "request_id": f"{key}-baseline"},
         "waves": [
             {
-                "factors": {"TOTAL_BATCH_SIZE": [2**17, 2**18, 2**19], "MATRIX_LR": [0.03, 0.05], "ASPECT_RATIO": [64, 96]},
+                "factors": {"TOTAL_BATCH_SIZE": [2**18, 2**19], "MATRIX_LR": [0.03, 0.05], "ASPECT_RATIO": [64, 80, 96]},
                 "gpu_type": "H100",
                 "title": "batch, learning rate, width",
                 "hypothesis": "smaller batches with a higher learning rate; wider may pay",
@@ -118,7 +118,7 @@ def simulated_plan() -> Plan:
             'name = "simulated"',
             'kind = "fake"',
             f"speed = {SIMULATED_SPEED}",
-            'types = { "NVIDIA H100 80GB HBM3" = 13, "NVIDIA H200" = 3 }',
+            "types = { H100 = 13, H200 = 3 }",
             "",
         )
     )
