@@ -66,7 +66,7 @@ async def play(lab: Path, plan: dict[str, Any], say: Callable[[str], None]) -> N
     """The plan's baseline, then its waves one after the other; last, what came out best is promoted where the plan says so."""
     async with connected(lab, "demo", say) as agent:
         baseline = await agent.call("run_experiment", **plan["baseline"])
-        await agent.wait(ids=[baseline["id"]])
+        await agent.wait(**({"wave": baseline["wave"]} if "wave" in baseline else {"ids": [baseline["id"]]}))
         for wave in plan["waves"]:
             made = await agent.call("submit_wave", **wave)
             await agent.wait(wave=made["wave"])

@@ -44,10 +44,16 @@ def state_word(row: dict[str, Any]) -> str:
     return str(row["outcome"] or row["stage"] or row["phase"])
 
 
+def what(hypothesis: str | None, values: dict[str, Any]) -> str:
+    """What a run tries: the constants it changes, then why."""
+    changed = " ".join(f"{k}={v}" for k, v in values.items())
+    return "; ".join(part for part in (changed, hypothesis) if part) or "-"
+
+
 def print_runs(rows: list[dict[str, Any]]) -> None:
     """The table of runs."""
     table(
-        ("run", "state", "val_bpb", "loss", "share", "budget", "where", "verdict", "flags", "hypothesis"),
+        ("run", "state", "val_bpb", "loss", "share", "budget", "where", "verdict", "flags", "what"),
         [
             (
                 r["id"],
@@ -59,7 +65,7 @@ def print_runs(rows: list[dict[str, Any]]) -> None:
                 r["gpu"] or r["host"],
                 r["verdict"],
                 len(r["flags"]) or "-",
-                r["hypothesis"] or r["cause_text"],
+                r["cause_text"] or what(r["hypothesis"], r["cell"] or r["overrides"]),
             )
             for r in rows
         ],
@@ -221,10 +227,10 @@ def leaderboard(
     if json:
         emit(lab, board)
     else:
-        print_leaderboard(board)
+        print_leaderboard(lab, board)
 
 
-def print_leaderboard(board: dict[str, Any]) -> None:
+def print_leaderboard(lab: Lab, board: dict[str, Any]) -> None:
     """The leaderboard as a table."""
     if not board["rows"]:
         say("No results yet.")
@@ -232,7 +238,7 @@ def print_leaderboard(board: dict[str, Any]) -> None:
     noise = "not measured yet" if board["noise_sd"] is None else f"±{board['noise_sd']:.6f} from {board['noise_n']} repeats"
     say(f"class {board['class']}, budget {ago(board['budget_s'])}, noise {noise}")
     table(
-        ("#", "run", "val_bpb", "gain", "±", "badge", "verdict", "trust", "hypothesis"),
+        ("#", "run", "val_bpb", "gain", "±", "badge", "verdict", "trust", "what"),
         [
             (
                 r["rank"],
@@ -243,7 +249,7 @@ def print_leaderboard(board: dict[str, Any]) -> None:
                 r["badge"],
                 r["verdict"],
                 r["trust"],
-                r["hypothesis"],
+                what_of(lab, r),
             )
             for r in board["rows"]
         ],
@@ -251,6 +257,12 @@ def print_leaderboard(board: dict[str, Any]) -> None:
     )
     for row in board["unranked"][:10]:
         say(f"  not ranked: {row['id']} {one_line(row['reason'], 160)}")
+
+
+def what_of(lab: Lab, row: dict[str, Any]) -> str:
+    """What the run of a leaderboard row tries; a wave's hypothesis is not repeated for each of its cells."""
+    run = lab.store.run(row["id"])
+    return what(None if run and run.cell else row["hypothesis"], (run.cell or run.overrides) if run else {})
 
 
 def waves(context: typer.Context, limit: Limit = 20, json: JsonFlag = False) -> None:
@@ -294,7 +306,7 @@ def gpus(context: typer.Context, json: JsonFlag = False) -> None:
         say("No GPUs known yet; the daemon finds them (`overnight daemon start`).")
         return
     table(
-        ("gpu", "host", "name", "state", "run", "mfu", "util", "memory", "power", "temp", "tok/s", "note"),
+        ("gpu", "name", "state", "run", "mfu", "util", "memory", "power", "temp", "tok/s", "note"),
         [gpu_row(r) for r in rows],
         right="mfu util memory power temp tok/s",
     )
@@ -312,15 +324,14 @@ def gpu_row(row: dict[str, Any]) -> tuple[Any, ...]:
         "-" if sample.get("mem_used_mib") is None else f"{thousands(sample['mem_used_mib'])}/{thousands(sample.get('mem_total_mib'))} MiB"
     )
     return (
-        row["uuid"][:12],
-        row["host"],
+        row["uuid"] if row["index"] is None else f"{row['host']}:{row['index']}",
         row["name"],
         row["state"],
         row["run"],
         percent(row["mfu_percent"]),
         amount("util_pct", "%"),
         memory,
-        f"{amount('power_w', '')}/{amount('power_limit_w', ' W')}",
+        "-" if sample.get("power_w") is None else f"{amount('power_w', '')}/{amount('power_limit_w', ' W')}",
         amount("temp_c", "°C"),
         thousands(row["tok_s"]),
         row["reason"],
@@ -329,7 +340,7 @@ def gpu_row(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def release(
     context: typer.Context,
-    gpu: Annotated[str, typer.Argument(metavar="GPU", help="Its UUID, or the first letters of it.")],
+    gpu: Annotated[str, typer.Argument(metavar="GPU", help="host:index, its UUID, or the first letters of that.")],
     json: JsonFlag = False,
 ) -> None:
     """Bring a quarantined GPU back once its memory is free again."""
@@ -343,9 +354,14 @@ def release(
 
 
 def gpu_named(lab: Lab, start: str) -> str:
-    """The UUID that starts so. Raised: UnknownName, BadValue when several do."""
-    known = [g.uuid for g in lab.store.gpus()]
-    found = [u for u in known if u == start] or [u for u in known if u.lower().startswith(start.lower())]
+    """The UUID of `host:index`, or that starts so. Raised: UnknownName, BadValue when several do."""
+    gpus = lab.store.gpus()
+    known = [g.uuid for g in gpus]
+    found = (
+        [g.uuid for g in gpus if f"{g.host}:{g.idx}" == start]
+        or [u for u in known if u == start]
+        or [u for u in known if u.lower().startswith(start.lower())]
+    )
     if not found:
         raise UnknownName("GPU", one_line(start, 60), known)
     if len(found) > 1:

@@ -75,8 +75,7 @@ def demo(*, simulate: bool, plain: bool) -> int:
         daemonctl.stop_daemon(lab)
         runs = lab.store.runs()
         say("")
-        print_leaderboard(queries.leaderboard(lab))
-        say("")
+        print_boards(lab)
         say_how_to_connect()
         return 1 if refused or any(run.outcome not in plan.good_ends for run in runs) else 0
     finally:
@@ -242,6 +241,17 @@ def overnight() -> str:
     """How to call this command from anywhere."""
     beside = Path(sys.executable).parent / "overnight"
     return str(beside) if beside.exists() else "overnight"
+
+
+def print_boards(lab: Lab) -> None:
+    """The leaderboard of each class, the one with most runs first."""
+    first = queries.leaderboard(lab)
+    print_leaderboard(lab, first)
+    for scope in first["classes"]:
+        if scope["class"] != first["class"]:
+            say("")
+            print_leaderboard(lab, queries.leaderboard(lab, class_key=scope["class"], budget_s=scope["budget_s"]))
+    say("")
 
 
 def say_how_to_connect() -> None:
