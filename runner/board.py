@@ -14,11 +14,13 @@ from typing import Any
 
 from runner.lab import Lab
 from runner.records import Json, Purpose, Run, Trust
+from runner.research.noise import WITHIN, Noise, gain, pooled
 from runner.text import finite
 
 RANKED = "outcome = 'completed' AND purpose != 'verify'"  # the condition of the index runs_rank, which holds all that ranking reads
+# NULL trust is credible: `IS` keeps such a row where `=` would drop it
+CREDIBLE = "trust IS NOT 'refuted' AND NOT (trust IS 'claimed' AND trust_why IS NOT NULL)"
 DETAILS = ("verdict", "trust", "hypothesis", "params_m", "num_steps", "wave_id")
-CLEAR_AT = 2.0  # standard errors; about 95 % for a normal error
 
 
 @dataclass(slots=True)
@@ -32,28 +34,11 @@ class Group:
     mean: float = math.nan
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Pooled standard deviation of repeats inside a class and budget; `dof` degrees of freedom, sd None when nothing was repeated."""
-
-    sd: float | None
-    dof: int
-
-
-def pooled_noise(groups: list[list[float]]) -> Noise:
-    """The noise floor: within-source variances of repeats, pooled by degrees of freedom."""
-    dof = sum(len(g) - 1 for g in groups)
-    if dof == 0:
-        return Noise(None, 0)
-    squares = math.fsum((x - math.fsum(g) / len(g)) ** 2 for g in groups if len(g) > 1 for x in g)
-    return Noise(math.sqrt(squares / dof), dof)
-
-
 def scopes(lab: Lab) -> list[Json]:
     """Every (class, budget) with a result: {class, budget_s, runs, best}, most runs first."""
     rows = lab.store.tally(
         "class_key, budget_s, count(val_bpb), min(val_bpb), max(seq)",
-        f"{RANKED} GROUP BY class_key, budget_s HAVING count(val_bpb) ORDER BY 3 DESC, 5 DESC",
+        f"{RANKED} AND {CREDIBLE} GROUP BY class_key, budget_s HAVING count(val_bpb) ORDER BY 3 DESC, 5 DESC",
     )
     return [{"class": c, "budget_s": b, "runs": n, "best": best} for c, b, n, best, _ in rows]
 
@@ -105,11 +90,8 @@ def gain_of(group: Group, baseline: Group | None, noise: Noise) -> tuple[float |
         return None, None, "unknown"
     if group is baseline:
         return 0.0, None, "baseline"
-    gain = baseline.mean - group.mean
-    if noise.sd is None:
-        return gain, None, "unknown"
-    error = noise.sd * math.sqrt(1 / len(group.values) + 1 / len(baseline.values))
-    return gain, error, "clear" if abs(gain) > CLEAR_AT * error else "within noise"
+    found = gain(group.values, baseline.values, noise)
+    return found.value, found.se, found.badge
 
 
 def baseline_of(groups: list[Group]) -> Group | None:
@@ -122,14 +104,16 @@ def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | Non
     known = scopes(lab)
     class_key, budget_s = scope_of(known, class_key, budget_s)
     groups, unranked = collect(lab, class_key, budget_s)
-    noise = pooled_noise([g.values for g in groups])
+    noise = pooled(g.values for g in groups)
     baseline = baseline_of(groups)
     shown = [_row(lab, rank, group, baseline, noise) for rank, group in enumerate(groups[offset : offset + limit], offset + 1)]
     ladder = [
         {"budget_s": s["budget_s"], "id": _best_id(lab, class_key, s["budget_s"]), "val_bpb": s["best"]}
         for s in known
-        if s["class"] == class_key
+        if s["class"] == class_key and s["budget_s"] != budget_s
     ]
+    if groups:
+        ladder.append({"budget_s": budget_s, "id": groups[0].ids[0], "val_bpb": groups[0].mean})
     return {
         "class": class_key,
         "budget_s": budget_s,
@@ -169,7 +153,7 @@ def _row(lab: Lab, rank: int, group: Group, baseline: Group | None, noise: Noise
 def _best_id(lab: Lab, class_key: str | None, budget_s: float) -> str | None:
     rows = lab.store.tally(
         "id",
-        f"{RANKED} AND class_key IS ? AND budget_s = ? AND val_bpb IS NOT NULL ORDER BY val_bpb, seq LIMIT 1",
+        f"{RANKED} AND {CREDIBLE} AND class_key IS ? AND budget_s = ? AND val_bpb IS NOT NULL ORDER BY val_bpb, seq LIMIT 1",
         (class_key, budget_s),
     )
     return str(rows[0][0]) if rows else None
@@ -186,7 +170,21 @@ def standing(lab: Lab, run: Run) -> str | None:
     group = next((g for g in groups if run.id in g.ids), None)
     if group is None:
         return "it has no ranked result."
-    gain, error, badge = gain_of(group, baseline_of(groups), pooled_noise([g.values for g in groups]))
-    if badge == "within noise" and gain is not None and error is not None:
-        return f"its gain of {gain:+.6f} is within noise (standard error {error:.6f})."
+    if run.trust == Trust.UNVERIFIABLE and len(group.ids) == 1 and not group.baseline:
+        return "nothing can verify its claim and it ran once; a repeat must agree first."
+    reference = reference_of(groups, group, run)
+    if reference is None:
+        return None
+    found = gain(group.values, reference.values, pooled(g.values for g in groups))
+    if found.badge == WITHIN and found.se is not None:
+        return f"its gain of {found.value:+.6f} over {reference.ids[0]} is within noise (standard error {found.se:.6f})."
+    if found.value < 0:
+        return f"it is worse than {reference.ids[0]} by {-found.value:.6f}."
     return None
+
+
+def reference_of(groups: list[Group], group: Group, run: Run) -> Group | None:
+    """What a run is judged against: its parent's source where that is ranked in the same scope, else the baseline; None for itself."""
+    parent = next((g for g in groups if run.parent in g.ids), None)
+    found = parent if parent is not None and parent is not group else baseline_of(groups)
+    return None if found is group else found

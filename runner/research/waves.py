@@ -36,7 +36,7 @@ def score(run: Run) -> float | None:
     """What a run counts for: the recomputed value where there is one, None while its claim is held or when it was refuted."""
     if run.outcome != Outcome.COMPLETED or run.val_bpb is None:
         return None
-    if board.unranked_reason({"val_bpb": run.val_bpb, "trust": run.trust, "trust_why": run.trust_why}) is not None:
+    if board.unranked_reason(run.val_bpb, run.trust, run.trust_why) is not None:
         return None
     return run.verified_bpb if run.trust == Trust.VERIFIED and run.verified_bpb is not None else run.val_bpb
 

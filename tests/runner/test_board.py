@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner import board, queries, verbs
+from runner.errors import Refused
 from runner.lab import Lab
 from runner.records import Submission
 from tests.runner.labs import finish, make_lab
@@ -21,8 +22,8 @@ def lab(tmp_path: Path):
     opened.close()
 
 
-def runs(lab: Lab, n: int) -> list[str]:
-    return [verbs.submit(lab, Submission(overrides={"DEPTH": 100 + i}), who="cli").run_ids[0] for i in range(n)]
+def runs(lab: Lab, n: int, first: int = 100) -> list[str]:
+    return [verbs.submit(lab, Submission(overrides={"DEPTH": first + i}), who="cli").run_ids[0] for i in range(n)]
 
 
 def test_rank_does_not_depend_on_order_of_arrival(lab: Lab) -> None:
@@ -71,9 +72,42 @@ def test_repeats_count_as_one_source(lab: Lab) -> None:
 def test_pooled_noise_is_the_textbook_one() -> None:
     groups = [[1.0, 1.2, 1.1], [2.0, 2.3], [5.0]]
     expected = ((2 * statistics.variance(groups[0]) + statistics.variance(groups[1])) / 3) ** 0.5
-    found = board.pooled_noise(groups)
+    found = board.pooled(groups)
     assert found.sd == pytest.approx(expected) and found.dof == 3
-    assert board.pooled_noise([[1.0], [2.0]]) == board.Noise(None, 0)
+    assert board.pooled([[1.0], [2.0]]) == board.Noise(None, 0)
+
+
+def test_the_ladder_and_the_scopes_count_no_claim_that_is_not_ranked(lab: Lab) -> None:
+    a, b, c = runs(lab, 3)
+    finish(lab, a, 1.0, budget_s=60.0)
+    finish(lab, b, 0.1, budget_s=60.0, trust_why="too good to be true")
+    finish(lab, c, 0.2, budget_s=60.0, trust="refuted")
+    finish(lab, runs(lab, 1, 200)[0], 1.1)
+    shown = queries.leaderboard(lab, budget_s=20.0)
+    assert [(s["budget_s"], s["id"], s["val_bpb"]) for s in shown["ladder"]][1] == (60.0, a, 1.0)
+    assert {s["budget_s"]: s["best"] for s in shown["classes"]} == {60.0: 1.0, 20.0: 1.1}
+
+
+def test_keeping_needs_evidence_against_the_parent(lab: Lab) -> None:
+    base = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    again = verbs.repeat(lab, base, 3, who="cli").run_ids
+    for run_id, value in zip([base, *again], (1.000, 1.004, 0.998, 1.002), strict=True):
+        finish(lab, run_id, value)
+    good = verbs.submit(lab, Submission(base=base, overrides={"DEPTH": 12}), who="cli").run_ids[0]
+    finish(lab, good, 0.950)
+    worse = verbs.submit(lab, Submission(base=good, overrides={"DEPTH": 13}), who="cli").run_ids[0]
+    finish(lab, worse, 0.970)
+    close = verbs.submit(lab, Submission(base=good, overrides={"DEPTH": 14}), who="cli").run_ids[0]
+    finish(lab, close, 0.949)
+    lone = verbs.submit(lab, Submission(base=good, overrides={"DEPTH": 15}), who="cli").run_ids[0]
+    finish(lab, lone, 0.900, trust="unverifiable")
+    assert verbs.decide(lab, good, "keep", who="cli", why=None).verdict == "keep"
+    for run_id, says in ((worse, "worse than"), (close, "within noise"), (lone, "ran once")):
+        with pytest.raises(Refused, match=says):
+            verbs.decide(lab, run_id, "keep", who="cli", why=None)
+    with pytest.raises(Refused, match="reason"):
+        verbs.decide(lab, close, "keep", who="cli", override=True, why=" ")
+    assert verbs.decide(lab, close, "keep", who="cli", override=True, why="simpler").verdict == "keep"
 
 
 def test_the_state_line_says_what_a_human_changed(lab: Lab) -> None:
