@@ -92,7 +92,13 @@ def simulated_plan() -> Plan:
 
     key = f"demo-{int(time.time())}"
     agent = {
-        "baseline": {"purpose": "baseline", "hypothesis": "upstream's defaults", "gpu_type": "H100", "seeds": 3, "request_id": f"{key}-baseline"},
+        "baseline": {
+            "purpose": "baseline",
+            "hypothesis": "upstream's defaults",
+            "gpu_type": "H100",
+            "seeds": 3,
+            "request_id": f"{key}-baseline",
+        },
         "waves": [
             {
                 "factors": {"TOTAL_BATCH_SIZE": [2**18, 2**19], "MATRIX_LR": [0.03, 0.05], "ASPECT_RATIO": [64, 80, 96]},
