@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def demo(
     simulate: Annotated[bool, typer.Option("--simulate", help="Ten seconds on 16 simulated GPUs of two types; needs no PyTorch.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the control room.")] = False,
-    folder: Annotated[Path | None, typer.Option("--folder", metavar="DIR", help="Where it lives (default: build/ of the checkout).")] = None,
+    folder: Annotated[Path | None, typer.Option("--folder", metavar="DIR", help="Where it lives (default: build/ here).")] = None,
 ) -> None:
     """The main job on this machine, end to end. A real MCP client, server, daemon and trainer."""
     from runner import demo as scene
