@@ -177,7 +177,7 @@ async def test_a_run_that_cannot_be_started_says_why(bench: Any) -> None:
     stage = here.lab.runs_dir / "r0001"
     stage.mkdir()
     (stage / "spec.json").write_text("{")
-    with pytest.raises(EngineError, match="r0001 could not be started on here: .*spec.json"):
+    with pytest.raises(EngineError, match=r"r0001 could not be started on here: .*spec.json"):
         await here.engine.submit(Spec("r0001", await here.slot(), stage))
 
 

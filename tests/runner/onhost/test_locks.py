@@ -147,7 +147,9 @@ def as_user(uid: int, lock_dir: Path, action: str) -> subprocess.Popen[str]:
         f"import os, sys; sys.path.insert(0, {ONHOST_PARENT!r}); from onhost import locks; os.setgid({uid}); os.setuid({uid})\n"
         f"l = locks.GpuLocks({str(lock_dir)!r}, ['GPU-a']); print(l.try_take(), flush=True)\n{action}"
     )
-    return subprocess.Popen([sys.executable, "-I", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-I", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 @pytest.mark.parametrize("protection", [0, 2])

@@ -60,7 +60,9 @@ def sampler(nvml: FakeNvml) -> Iterator[Any]:
 
 
 def test_every_field_of_the_format_is_there_with_its_unit(nvml: FakeNvml, sampler: Any) -> None:
-    nvml.card("GPU-a", util=97, memutil=40, used=61_000, power=650_123, temp=71, sm=1755, throttle="24", ecc=2, procs=f"{os.getpid()}:60500")
+    nvml.card(
+        "GPU-a", util=97, memutil=40, used=61_000, power=650_123, temp=71, sm=1755, throttle="24", ecc=2, procs=f"{os.getpid()}:60500"
+    )
     line = sampler().line()
     assert set(line) == set(nvml_reader.FIELDS)
     expected = {
@@ -77,7 +79,8 @@ def test_every_field_of_the_format_is_there_with_its_unit(nvml: FakeNvml, sample
 @pytest.mark.parametrize("code", [3, 999, 4, 13])
 def test_a_field_the_card_does_not_give_is_none_and_harms_no_other(nvml: FakeNvml, sampler: Any, code: int) -> None:
     fields = {
-        "util": "util_pct", "used": "mem_used_mib", "power": "power_w", "limit": "power_limit_w", "default": "power_default_w", "temp": "temp_c",
+        "util": "util_pct", "used": "mem_used_mib", "power": "power_w", "limit": "power_limit_w",
+        "default": "power_default_w", "temp": "temp_c",
         "sm": "sm_mhz", "smmax": "sm_max_mhz", "memclk": "mem_mhz", "throttle": "throttle", "pstate": "pstate", "ecc": "ecc_uncorrected",
         "gen": "pcie_gen", "width": "pcie_width", "energy": "energy_j", "procs": "processes", "name": "name", "mig": "mig",
     }  # fmt: skip

@@ -126,7 +126,7 @@ def test_a_frozen_supervisor_is_hung_not_dead(rig: Rig, monkeypatch) -> None:
     run = rig.start("sleep 300", gpus=["GPU-a"])
     supervisor = rig.wait(run, "running")["supervisor"]
     os.kill(supervisor["pid"], signal.SIGSTOP)
-    state = until(lambda: (s := rundirs.state(str(run)))["heartbeat_age_s"] > 3.5 and s)
+    state = until(lambda: ((s := rundirs.state(str(run)))["heartbeat_age_s"] or 0) > 3.5 and s)
     assert state["phase"] == "running" and rig.run_lock_held(run)
     monkeypatch.setattr(rundirs, "HUNG_S", 3.0)
     rig.stop(run, force=False)
@@ -182,7 +182,13 @@ def test_a_run_directory_that_vanishes_ends_its_run(rig: Rig, tmp_path: Path) ->
 
 def test_unusable_specs_are_refused_with_a_reason(rig: Rig) -> None:
     run = rig.make("true")
-    for text in ("", "[]", "{", json.dumps({"v": 2, "run_id": "r1", "argv": ["true"]}), json.dumps({"v": 1, "run_id": "r1", "argv": "true"})):
+    for text in (
+        "",
+        "[]",
+        "{",
+        json.dumps({"v": 2, "run_id": "r1", "argv": ["true"]}),
+        json.dumps({"v": 1, "run_id": "r1", "argv": "true"}),
+    ):
         (run / "spec.json").write_text(text)
         done = rig.launch(run)
         assert done.returncode == 2 and b"spec.json" in done.stderr and b"Traceback" not in done.stderr
