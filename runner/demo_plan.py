@@ -34,9 +34,9 @@ class Plan:
 
 EDITS: list[tuple[str, dict[str, Any]]] = [
     ("half the batch: twice the steps in the same time", {"TOTAL_BATCH_SIZE": 1024}),
-    ("fewer layers", {"DEPTH": 4}),
-    ("a wider model", {"WIDTH": 256}),
-    ("AdamW for all matrices instead of Muon", {"OPTIMIZER": "adamw"}),
+    ("twice the layers at the same width", {"DEPTH": 4, "ASPECT_RATIO": 32}),
+    ("twice the width", {"ASPECT_RATIO": 128}),
+    ("AdamW for the matrices instead of Muon", {"OPTIMIZER": "adamw"}),
 ]
 
 
