@@ -6,8 +6,6 @@ Every face is imported by name when its command runs, so that the daemon and the
 from __future__ import annotations
 
 import importlib
-import os
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -16,7 +14,7 @@ import typer
 
 from runner.cli_io import JsonFlag, emit, lab_of, print_json, say
 from runner.errors import BadValue, OvernightError
-from runner.lab import find_lab, open_lab
+from runner.lab import find_lab
 
 
 def register(app: typer.Typer) -> None:
@@ -40,20 +38,9 @@ def face(module: str, extra: str) -> ModuleType:
 
 def open_screen(lab_path: Path | None, *, readonly: bool, once: bool) -> None:
     """The control room; one plain picture of it where there is no terminal to draw on."""
-    path = find_lab(lab_path)
-    if not readonly:
-        from runner.daemonctl import ensure_daemon
-
-        lab = open_lab(path, create=True)
-        try:
-            if not once:
-                ensure_daemon(lab)
-        finally:
-            lab.close()
     app = face("tui.app", "pip install textual==8.2.8")
-    plain = once or not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") == "dumb"
-    code = app.run_once(path) if plain else app.run(path, readonly=readonly)
-    raise typer.Exit(int(code or 0))
+    path = find_lab(lab_path)
+    raise typer.Exit(app.run_once(path) if once else app.run(path, readonly=readonly))
 
 
 def mcp(

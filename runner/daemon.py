@@ -75,10 +75,9 @@ class Daemon:
 
     async def close(self) -> None:
         """End the loops, write what was read, close the engines."""
-        while self.tasks:  # again and again: before Python 3.12 wait_for can swallow a cancellation
-            for task in self.tasks:
-                task.cancel()
-            await asyncio.wait(self.tasks, timeout=0.5)
+        for task in list(self.tasks):
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
         with contextlib.suppress(LabError):
             follow.flush(self.roster)
             self.beat("stopped")
@@ -104,7 +103,7 @@ class Daemon:
 
     async def _loop(self, name: str, seconds: float, step: Callable[[], Awaitable[None]]) -> None:
         failures = 0
-        while not self.stop.is_set():
+        while True:
             try:
                 await step()
                 if failures:

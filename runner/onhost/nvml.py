@@ -179,10 +179,7 @@ class Nvml:
 
     def processes(self, handle: Any) -> Optional[List[Dict[str, Any]]]:
         """Compute processes on the card; None when the driver does not tell."""
-        found = None
-        for version in ("_v3", "_v2"):  # drivers before 510 know only the older call
-            call = getattr(self.lib, "nvmlDeviceGetComputeRunningProcesses" + version, None)
-            found = self.ask(call, handle) if call and found is None else found
+        found = self.ask(self.lib.nvmlDeviceGetComputeRunningProcesses, handle)
         if found is None:
             return None
         listed = []

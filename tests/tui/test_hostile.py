@@ -1,0 +1,73 @@
+"""Whatever comes from outside: markup, escapes, wide characters, NaN, huge and missing values, in every pane at every size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tui import scenes
+from tests.tui.driving import opened, screen_text, until
+from tui.screens.run import RunPage
+from tui.screens.wave import WavePage
+
+SIZES = [(60, 20), (80, 24), (200, 60)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+async def test_every_pane_survives_and_shows_no_control_character(tmp_path: Path, size: tuple[int, int]) -> None:
+    lab = scenes.hostile(tmp_path)
+    run, seen = lab.store.runs("outcome = 'completed'")[0].id, []
+    async with opened(lab, size=size) as (room, pilot):
+        assert room.snapshot.problem is None
+        seen.append(screen_text(room))
+        for key in "23456":
+            await pilot.press(key)
+            await pilot.pause()
+            seen.append(screen_text(room))
+            await pilot.press("j", "k", "s", "S")
+        await pilot.press("colon")
+        await pilot.pause()
+        await pilot.press(*"pause", "escape")
+        room.open_run(run)
+        await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+        for key in ("l", "d", "u", "f", "i", "o", "o", "o", "L"):
+            await pilot.press(key)
+            await pilot.pause()
+            seen.append(screen_text(room))
+        room.open_wave("w1")
+        await until(lambda: isinstance(room.screen, WavePage) and "wave:w1" in room.snapshot.views)
+        await pilot.press("v", "K")
+        await pilot.pause()
+        seen.append(screen_text(room))
+        await pilot.press("escape", "question_mark")
+        await pilot.pause()
+        room.complain("[/x] [red]")
+        await pilot.pause()
+        assert room.is_running
+    for text in seen:
+        assert not [c for c in text if c != "\n" and (ord(c) < 32 or 127 <= ord(c) < 160 or 0x202A <= ord(c) <= 0x202E)]
+    assert any("[/x]" in text for text in seen)
+
+
+async def test_an_empty_lab_has_a_sentence_in_every_pane(tmp_path: Path) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    async with opened(lab, size=(120, 40)) as (room, pilot):
+        assert (
+            "no GPU is known yet" in screen_text(room)
+            and "the queue is empty" in screen_text(room)
+            and "no run has a result yet" in screen_text(room)
+        )
+        assert "No daemon serves this lab" in screen_text(room)
+        for key, sentence in (
+            ("2", "no run was submitted yet"),
+            ("3", "no wave was submitted yet"),
+            ("4", "no host is known yet"),
+            ("5", "nothing happened yet"),
+            ("6", "no run has a result"),
+        ):
+            await pilot.press(key)
+            await until(lambda sentence=sentence: sentence in screen_text(room))
+        for key in ("x", "R", "K", "P", "space", "enter", "e", "y", "c", "r", "H", "w"):
+            await pilot.press(key)
+        assert room.is_running

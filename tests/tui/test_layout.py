@@ -1,0 +1,42 @@
+"""Sharing the room: a pure function of sizes, for 0 to 64 GPUs from the smallest terminal to the largest."""
+
+from __future__ import annotations
+
+import pytest
+
+from tui.screens.dashboard import lay_out
+from tui.tables import BOARD, EVENTS, HOSTS, QUEUE, RUNS, WAVES
+from tui.widgets.gpus import CARD_HIGH, CARD_WIDE, COLUMNS, choose_mode
+from tui.widgets.table import fit_columns
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 2, 4, 8, 16, 64])
+@pytest.mark.parametrize("width", [40, 60, 80, 104, 160, 240, 480])
+@pytest.mark.parametrize("height", [8, 18, 22, 38, 58, 130])
+def test_the_plan_fits(gpus: int, width: int, height: int) -> None:
+    plan = lay_out(gpus, 5, width, height)
+    assert 3 <= plan.gpus_high
+    assert plan.gpus_high + plan.queue_high + 3 <= max(height, 10), "the leaderboard keeps three rows"
+    if plan.mode == "cards":
+        assert width // plan.beside >= CARD_WIDE
+        assert plan.gpus_high == -(-gpus // plan.beside) * CARD_HIGH + 1
+
+
+def test_cards_where_there_is_room_else_a_row_each() -> None:
+    assert choose_mode(16, 160, 30)[0] == "cards"
+    assert choose_mode(16, 80, 22)[0] == "rows"
+    assert choose_mode(1, 80, 10)[0] == "cards"
+    assert choose_mode(64, 160, 40)[0] == "rows"
+    assert choose_mode(64, 400, 60)[0] == "cards"
+
+
+@pytest.mark.parametrize(
+    "columns", [QUEUE, BOARD, RUNS, EVENTS, WAVES, HOSTS, COLUMNS], ids=["queue", "board", "runs", "events", "waves", "hosts", "gpus"]
+)
+@pytest.mark.parametrize("width", [58, 78, 118, 198, 400])
+def test_columns_fit_and_the_room_is_used(columns: list, width: int) -> None:  # type: ignore[type-arg]
+    chosen = fit_columns(columns, width)
+    used = sum(w + 1 for _, w in chosen) - 1
+    assert used <= width
+    if any(c.flex for c, _ in chosen):
+        assert used >= width - 1

@@ -1,0 +1,49 @@
+"""Where no screen can be shown: the lab as plain rows, exit code 0; what cannot be read, a sentence and 1."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tui import scenes
+from tui import app
+
+
+def test_the_table_holds_gpus_queue_and_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = scenes.busy(tmp_path)
+    assert app.run_once(lab.path) == 0
+    out = capsys.readouterr().out
+    assert "alpha:5" in out and "r0020" in out and "MFU 50.7%" in out
+    assert "0.981202" in out and "Queue (9)" in out
+    assert "\x1b" not in out
+
+
+def test_a_dumb_terminal_gets_the_table(tmp_path: Path) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    code = "import sys; from tui.app import run; sys.exit(run(sys.argv[1]))"
+    root = Path(__file__).parents[2]
+    env = {"TERM": "dumb", "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(lab.path)], capture_output=True, text=True, timeout=15, env=env, cwd=root, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Leaderboard" in done.stdout and "no result yet" in done.stdout
+
+
+def test_hostile_text_reaches_no_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = scenes.hostile(tmp_path)
+    assert app.run_once(lab.path) == 0
+    out = capsys.readouterr().out
+    assert not [c for c in out if c != "\n" and (ord(c) < 32 or 127 <= ord(c) < 160)]
+
+
+def test_a_damaged_database_is_a_sentence_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    lab.close()
+    lab.db_path.write_bytes(b"no database" * 100)
+    assert app.run_once(lab.path) == 1
+    err = capsys.readouterr().err
+    assert "damaged" in err and "Traceback" not in err

@@ -1,0 +1,109 @@
+"""The reader: what it reads, when it reads again, and that whatever happens to the lab becomes a sentence on the screen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import threading
+from pathlib import Path
+
+from tests.tui import scenes
+from tests.tui.driving import DEADLINE_S
+from tui.hand import Deed, Hand
+from tui.snapshot import Failed, Reader, Snapshot
+
+
+def test_one_snapshot_holds_the_night(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+    snapshot = scenes.snapshot_of(lab)
+    assert snapshot.problem is None and snapshot.state is not None
+    assert len(snapshot.gpus) == 16 and len(snapshot.live) == 14 and len(snapshot.queue) == 9
+    assert snapshot.state.best_id == "r0005" and snapshot.board is not None and snapshot.board["rows"][0]["id"] == "r0005"
+    assert all(r["id"] != "r0013" for r in snapshot.board["rows"]), "a refuted claim is not ranked"
+
+
+def test_the_reader_never_writes(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+    before = lab.store.data_version()
+    Reader(lab.path).take()
+    assert lab.store.data_version() == before
+
+
+def test_a_missing_damaged_newer_or_replaced_database_is_a_sentence(tmp_path: Path) -> None:
+    reader = Reader(tmp_path / "lab")
+    assert "There is no lab" in str(reader.take().problem)
+    lab = scenes.busy(tmp_path)
+    lab.close()
+    assert reader.take().problem is None
+    kept = tmp_path / "kept.db"
+    shutil.copy(lab.db_path, kept)
+    os.replace(_garbage(tmp_path), lab.db_path)
+    damaged = reader.take()
+    assert "damaged" in str(damaged.problem) and len(damaged.gpus) == 16, "the facts stay as last seen"
+    newer = tmp_path / "newer.db"
+    shutil.copy(kept, newer)
+    with sqlite3.connect(newer) as db:
+        db.execute("PRAGMA user_version = 99")
+    db.close()
+    os.replace(newer, lab.db_path)
+    assert "newer Overnight" in str(reader.take().problem)
+    os.replace(kept, lab.db_path)
+    mended = reader.take()
+    assert mended.problem is None and len(mended.gpus) == 16
+    reader._close()
+
+
+def _garbage(folder: Path) -> Path:
+    path = folder / "garbage"
+    path.write_bytes(b"this is no database" * 200)
+    return path
+
+
+def test_a_view_that_fails_does_not_blind_the_others(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+
+    def broken(_: object) -> None:
+        raise ZeroDivisionError("ouch")
+
+    snapshot = scenes.snapshot_of(lab, {"bad": broken, "good": lambda lab: lab.store.count_runs()})
+    assert isinstance(snapshot.views["bad"], Failed) and "ouch" in snapshot.views["bad"].sentence
+    assert snapshot.views["good"] == lab.store.count_runs()
+
+
+def test_ages_move_on_while_nothing_else_does(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+    reader = Reader(lab.path, interval_s=0.05)
+    taken: list[Snapshot] = []
+    enough = threading.Event()
+
+    def deliver(snapshot: Snapshot) -> None:
+        taken.append(snapshot)
+        if len(taken) >= 3:
+            enough.set()
+
+    reader.start(deliver)
+    assert enough.wait(DEADLINE_S)
+    reader.stop()
+    assert taken[-1].at > taken[0].at
+    assert taken[-1].board is taken[0].board, "the leaderboard is not ranked again while no run ends"
+
+
+def test_a_verb_that_fails_leaves_the_hand_working(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+    done: list[Deed] = []
+    three = threading.Event()
+
+    def report(deed: Deed) -> None:
+        done.append(deed)
+        if len(done) == 3:
+            three.set()
+
+    hand = Hand(lab.path, report)
+    hand.do("boom", lambda lab: 1 / 0)
+    hand.do("no such run", lambda lab: __import__("runner.verbs").verbs.cancel(lab, ["r9999"], who="tui"))
+    hand.do("count", lambda lab: [str(lab.store.count_runs())])
+    assert three.wait(DEADLINE_S)
+    hand.stop()
+    assert [d.ok for d in done] == [False, False, True]
+    assert "ZeroDivisionError" in done[0].sentence and "r9999" in done[1].sentence

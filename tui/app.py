@@ -1,0 +1,364 @@
+"""The control room: a pure view of the lab, every override by keyboard. `run(lab)` opens it.
+
+Reads come from `snapshot.Reader`, writes go through `hand.Hand`; both are daemon threads, so the first frame waits for neither and
+quitting waits for nothing. Pages are in screens/, what they are made of in widgets/.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from textual.app import App, SystemCommand
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import Screen
+
+from runner import verbs
+from runner.lab import Lab
+
+from .commands import BindingCommands
+from .deeds import WHO
+from .hand import Deed, Hand
+from .help import key_lines
+from .lines import safe
+from .memory import Memory
+from .screens.dashboard import Dashboard
+from .screens.page import Page
+from .snapshot import Snapshot, Source
+from .themes import THEMES
+from .widgets.dialogs import Confirm, KeysPage
+from .widgets.table import Table
+
+MESSAGE_S = 8.0
+
+
+@dataclass
+class Taken(Message):
+    """A snapshot from the reader's thread; only the newest matters."""
+
+    snapshot: Snapshot
+
+    def can_replace(self, message: Message) -> bool:
+        """Older ones are worth nothing."""
+        return isinstance(message, Taken)
+
+
+@dataclass
+class Done(Message):
+    """What became of a verb."""
+
+    deed: Deed
+
+
+class ControlRoom(App[None]):
+    """The app: pages, snapshots, messages, and the keys that work everywhere."""
+
+    TITLE = "Overnight"
+    ENABLE_COMMAND_PALETTE = True
+    COMMANDS: ClassVar[set[Any]] = {BindingCommands}
+    CSS = """
+    CommandPalette { background: $background 40%; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("question_mark", "keys", "all keys", key_display="?", show=False, tooltip="Every key that works here"),
+        Binding("colon,ctrl+p", "command_palette", "commands", key_display=":", show=False, tooltip="Search every command"),
+        Binding("p", "pause_queue", "pause queue", tooltip="Start nothing new (what runs goes on), or go on"),
+        Binding("1", "page('dashboard')", "dashboard", show=False, tooltip="GPUs, queue, leaderboard"),
+        Binding("2", "page('runs')", "runs", show=False, tooltip="Every run, newest first"),
+        Binding("3", "page('waves')", "waves", show=False, tooltip="Every wave"),
+        Binding("4", "page('hosts')", "hosts", show=False, tooltip="The machines"),
+        Binding("5", "page('events')", "events", show=False, tooltip="Flags and the audit trail"),
+        Binding("6", "page('lineage')", "lineage", show=False, tooltip="Kept runs as a tree, and val_bpb over time"),
+        Binding("m", "approval", "approval mode", show=False, tooltip="Agents' submissions wait for you, or do not"),
+        Binding("z", "freeze", "freeze", show=False, tooltip="Hold the screen still; the lab goes on"),
+        Binding("T", "next_theme", "theme", show=False, tooltip="The next theme"),
+        Binding("ctrl+r", "refresh", "read now", show=False, tooltip="Read the lab now"),
+        Binding("q", "leave", "back / quit", tooltip="Back, and from the first page: quit. The daemon and the runs go on"),
+        Binding("escape", "back", "back", show=False, tooltip="Back to the page before"),
+        Binding("ctrl+q", "quit", "quit", show=False, priority=True, tooltip="Quit at once. The daemon and the runs go on"),
+    ]
+
+    def __init__(
+        self, source: Source, path: Path, *, readonly: bool = False, clock: Callable[[], float] = time.time, memory: Memory | None = None
+    ) -> None:
+        no_color = "NO_COLOR" in os.environ
+        super().__init__(ansi_color=True if no_color else None)
+        self.source, self.path, self.readonly = source, path, readonly
+        self.clock = clock
+        self.frozen = False
+        self.snapshot = Snapshot(lab=str(path))
+        self.hand = Hand(path, self._report)
+        self.memory = memory or Memory(None)
+        self._message: tuple[str, str, float] = ("", "", 0.0)
+        for theme in THEMES:
+            self.register_theme(theme)
+        wanted = "textual-ansi" if no_color else str(self.memory.get("theme", "overnight"))
+        self.theme = wanted if wanted in self.available_themes else "overnight"
+
+    def get_default_screen(self) -> Screen[Any]:
+        """The first page."""
+        return Dashboard()
+
+    def on_ready(self) -> None:
+        """The first frame is out: now begin to read."""
+        self.source.start(self._deliver)
+
+    def _deliver(self, snapshot: Snapshot) -> None:
+        """From the reader's thread."""
+        self.post_message(Taken(snapshot))
+
+    def _report(self, deed: Deed) -> None:
+        """From the hand's thread."""
+        self.post_message(Done(deed))
+
+    def on_unmount(self) -> None:
+        """Let the threads go; nobody waits for them."""
+        self.source.stop()
+        self.hand.stop()
+
+    def now(self) -> float:
+        """The clock of the screen."""
+        return self.clock()
+
+    # snapshots
+
+    def on_taken(self, message: Taken) -> None:
+        """A newer view of the lab."""
+        if self.frozen:
+            return
+        self.snapshot = message.snapshot
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Show the snapshot on the page in front, also while a box is over it."""
+        for screen in reversed(self.screen_stack):
+            if isinstance(screen, Page):
+                screen.show(self.snapshot)
+                return
+
+    # messages and verbs
+
+    def message(self) -> tuple[str, str] | None:
+        """The newest message while it is fresh: (text, style)."""
+        text, style, at = self._message
+        return (text, style) if text and time.monotonic() - at < MESSAGE_S else None
+
+    def say(self, text: str, style: str = "accent") -> None:
+        """Show a sentence in the bottom line."""
+        self._message = (text, style, time.monotonic())
+        for screen in reversed(self.screen_stack):
+            if isinstance(screen, Page):
+                screen.show_keys()
+                return
+
+    def complain(self, sentence: str) -> None:
+        """Show a failure where it is not overlooked: a sentence with what to do next is longer than a line."""
+        self.say(sentence, "bad")
+        self.notify(safe(sentence, 600), severity="error", markup=False, timeout=10)
+
+    def do(self, label: str, verb: Callable[[Lab], Any], then: Callable[[Any], None] | None = None) -> None:
+        """Carry out a verb and say what came of it."""
+        if self.readonly:
+            self.complain(f"{label}: this screen was opened read-only. Open it without --readonly to change anything.")
+            return
+        self.say(f"{label} …", "muted")
+        self.hand.do(label, verb, then)
+
+    def on_done(self, message: Done) -> None:
+        """Tell, look again, and go on where the page asked to."""
+        deed = message.deed
+        if deed.ok:
+            self.say(f"✓ {deed.sentence}", "good")
+        else:
+            self.complain(deed.sentence)
+        self.source.poke()
+        if deed.ok and deed.then is not None:
+            deed.then(deed.result)
+
+    def copy(self, text: str) -> None:
+        """Send text to the terminal's clipboard (OSC 52; tmux needs `set-clipboard on`)."""
+        self.copy_to_clipboard(text)
+        self.say(f"sent to the terminal's clipboard: {safe(text, 120)}")
+
+    # pages
+
+    def action_page(self, name: str) -> None:
+        """Show one of the top pages; the dashboard lies under all."""
+        from .screens import make_page  # pages are built when first asked for: the first frame waits for none but the dashboard
+
+        while len(self.screen_stack) > 1:
+            self.pop_screen()
+        if name != Dashboard.NAME:
+            self.push_screen(make_page(name))
+
+    def open_run(self, run_id: str) -> None:
+        """Show a run's page."""
+        from .screens.run import RunPage
+
+        if isinstance(self.screen, RunPage) and self.screen.run_id == run_id:
+            return
+        self.push_screen(RunPage(run_id))
+
+    def open_wave(self, wave_id: str) -> None:
+        """Show a wave's page."""
+        from .screens.wave import WavePage
+
+        self.push_screen(WavePage(wave_id))
+
+    def open_subject(self, row: Any) -> None:
+        """Open what an event or flag is about, where it has a page."""
+        subject = str((row or {}).get("subject") or "")
+        if subject[:1] == "r" and subject[1:].isdigit():
+            self.open_run(subject)
+        elif subject[:1] == "w" and subject[1:].isdigit():
+            self.open_wave(subject)
+        else:
+            self.say(f"{safe(subject, 40)} has no page of its own")
+
+    async def action_back(self) -> None:
+        """Back one page; at the first nothing happens."""
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+
+    def action_leave(self) -> None:
+        """Back one page, or quit from the first."""
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+        else:
+            self.exit()
+
+    # keys that work everywhere
+
+    def action_keys(self) -> None:
+        """The page of keys."""
+        name = self.screen.NAME if isinstance(self.screen, Page) else "here"
+        self.push_screen(KeysPage(f"Keys: {name}", key_lines(self.screen)))
+
+    def action_refresh(self) -> None:
+        """Read now."""
+        self.source.poke()
+
+    def action_freeze(self) -> None:
+        """Hold the screen still, or go on."""
+        self.frozen = not self.frozen
+        self.say("the screen is frozen: z goes on; the lab was never stopped" if self.frozen else "")
+        self.redraw()
+        if not self.frozen:
+            self.source.poke()
+
+    def action_pause_queue(self) -> None:
+        """Pause or resume the queue."""
+        state = self.snapshot.state
+        if state is None:
+            self.say("the lab is not read yet", "warn")
+            return
+        on = not state.paused
+        self.do("pause the queue" if on else "resume the queue", lambda lab: verbs.pause_queue(lab, on, who=WHO))
+
+    def action_approval(self) -> None:
+        """Between auto and ask."""
+        state = self.snapshot.state
+        if state is not None:
+            mode = "auto" if state.approval == "ask" else "ask"
+            self.do(f"approval mode {mode}", lambda lab: verbs.set_approval(lab, mode, who=WHO))
+
+    def action_next_theme(self) -> None:
+        """The next of our themes and a few of Textual's."""
+        names = [t.name for t in THEMES] + ["textual-dark", "textual-light", "solarized-light", "gruvbox", "nord", "textual-ansi"]
+        names = [n for n in names if n in self.available_themes]
+        self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
+        self.memory.put("theme", self.theme)
+        self.say(f"theme {self.theme}")
+
+    def toggle_host(self, name: str) -> None:
+        """Pause or resume a host."""
+        host = next((h for h in self.snapshot.hosts if h.name == name), None)
+        on = not (host.paused if host else 0)
+        self.do(f"{'pause' if on else 'resume'} host {name}", lambda lab: verbs.pause_host(lab, name, on, who=WHO))
+
+    def drain_host(self, name: str) -> None:
+        """Drain a host, or take it back."""
+        host = next((h for h in self.snapshot.hosts if h.name == name), None)
+        on = not (host.drain if host else 0)
+        self.do(f"{'drain' if on else 'stop draining'} host {name}", lambda lab: verbs.drain_host(lab, name, on, who=WHO))
+
+    def release_gpu(self, gpu: dict[str, Any]) -> None:
+        """Ask the daemon to take a GPU back, after a question: what holds it may still be there."""
+        uuid = str(gpu.get("uuid"))
+        where = f"{safe(gpu.get('host'), 30)}:{gpu.get('index')}"
+        self.push_screen(
+            Confirm(
+                f"Release {where}?",
+                [f"It is quarantined: {safe(gpu.get('reason'), 200)}", "Runs are started on it again when its memory is free."],
+            ),
+            lambda yes: self.do(f"release {where}", lambda lab: verbs.ask(lab, "gpu_release", {"gpu": uuid}, who=WHO)) if yes else None,
+        )
+
+    def choose_class(self, class_key: str | None, budget_s: float | None) -> None:
+        """Rank another class."""
+        choose = getattr(self.source, "choose", None)
+        if callable(choose):
+            choose(class_key, budget_s)
+        self.memory.put("class", class_key)
+        self.say(f"leaderboard of {safe(class_key, 80)} at {budget_s:g} s" if budget_s else f"leaderboard of {safe(class_key, 80)}")
+
+    def export(self, table: Table) -> None:
+        """Write a table to a file beside the lab."""
+        from .export import write_table
+
+        self.do("export", lambda lab: write_table(lab, table.name_shown, table.columns, table.rows))
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        """Commands that have no key."""
+        yield SystemCommand("Start the daemon", "Start the daemon of this lab", self._start_daemon)
+        yield SystemCommand(
+            "Accept hosts.toml",
+            "Put an edited hosts.toml in force",
+            lambda: self.do("accept hosts.toml", lambda lab: verbs.accept_policy(lab, who=WHO)),
+        )
+        yield SystemCommand(
+            "Begin a new night",
+            "Count max_wall_hours from now",
+            lambda: self.do("begin a new night", lambda lab: verbs.new_night(lab, who=WHO)),
+        )
+        for agent in self._agents():
+            yield SystemCommand(f"Pause {agent}", "Start none of this agent's runs", lambda a=agent: self._pause_agent(a, True))
+            yield SystemCommand(f"Resume {agent}", "Start this agent's runs again", lambda a=agent: self._pause_agent(a, False))
+        for name in sorted(self.available_themes):
+            yield SystemCommand(f"Theme {name}", "Change the colours", lambda n=name: self._set_theme(n))
+
+    def _agents(self) -> list[str]:
+        rows = [*self.snapshot.queue, *self.snapshot.live.values()]
+        paused = list(self.snapshot.state.paused_agents) if self.snapshot.state else []
+        return sorted({safe(r.get("agent"), 60) for r in rows if str(r.get("agent")).startswith("mcp:")} | set(paused))
+
+    def _pause_agent(self, name: str, on: bool) -> None:
+        self.do(f"{'pause' if on else 'resume'} {name}", lambda lab: verbs.pause_agent(lab, name, on, who=WHO))
+
+    def _set_theme(self, name: str) -> None:
+        self.theme = name
+        self.memory.put("theme", name)
+
+    def _start_daemon(self) -> None:
+        from runner.daemonctl import ensure_daemon
+
+        self.do("start the daemon", lambda lab: ensure_daemon(lab) and None)
+
+
+def run(lab_path: Path | str | None = None, readonly: bool = False) -> int:
+    """Open the control room on a lab; a terminal that cannot show one gets the table once. Returns the exit code."""
+    from .opening import open_room
+
+    return open_room(lab_path, readonly=readonly)
+
+
+def run_once(lab_path: Path | str | None = None) -> int:
+    """Print the lab as a plain table. Returns the exit code."""
+    from .opening import open_room
+
+    return open_room(lab_path, once=True)

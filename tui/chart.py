@@ -1,0 +1,180 @@
+"""Curves in braille: several series with axes, linear or logarithmic, from points to rows of text.
+
+Each column keeps the lowest and the highest value that falls into it, so a spike one step long survives any width; non-finite
+values are left out. Pure functions: no Textual, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from .lines import Line, fit
+
+Points = Sequence[tuple[float, float | None]]
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # braille bits, by column and row of a cell
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A named curve; later series are drawn over earlier ones."""
+
+    name: str
+    points: Points
+    style: str = ""
+    marks: bool = False  # single dots, not joined
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The ranges of a chart; `log` means the y axis is logarithmic."""
+
+    x0: float
+    x1: float
+    y0: float
+    y1: float
+    log: bool = False
+
+    def y_share(self, y: float) -> float | None:
+        """Where `y` lies between the bottom (0) and the top (1)."""
+        if self.log:
+            if y <= 0:
+                return None
+            return (math.log(y) - math.log(self.y0)) / (math.log(self.y1) - math.log(self.y0))
+        return (y - self.y0) / (self.y1 - self.y0)
+
+    def y_at(self, share: float) -> float:
+        """The value at a share of the height."""
+        if self.log:
+            return math.exp(math.log(self.y0) + share * (math.log(self.y1) - math.log(self.y0)))
+        return self.y0 + share * (self.y1 - self.y0)
+
+
+def finite_points(points: Points) -> list[tuple[float, float]]:
+    """The points that can be drawn."""
+    return [(float(x), float(y)) for x, y in points if x is not None and y is not None and math.isfinite(x) and math.isfinite(y)]
+
+
+def frame_of(series: Sequence[Series], *, log: bool = False, clip: bool = True) -> Frame | None:
+    """Ranges that hold every series; None when there is nothing to draw.
+
+    With `clip`, the top leaves out the first twelfth of the x range: there the loss falls so fast that the rest would be a flat line.
+    """
+    curves = [[p for p in finite_points(s.points) if not log or p[1] > 0] for s in series]
+    every = [p for c in curves for p in c]
+    if not every:
+        return None
+    xs, low = [p[0] for p in every], min(p[1] for p in every)
+    x0, x1 = min(xs), max(xs)
+    high = max(p[1] for p in every)
+    if clip:
+        later = [[y for x, y in c if x >= x0 + (x1 - x0) / 12] or [y for _, y in c] for c in curves if c]
+        knee = max(max(c) for c in later)
+        high = min(high, knee + 0.15 * (knee - low))
+    if high <= low:
+        pad = abs(low) * 0.05 or 1.0
+        low, high = (low / 1.05, high * 1.05) if log else (low - pad, high + pad)
+    return Frame(x0, x1 if x1 > x0 else x0 + 1.0, low, high, log)
+
+
+def tick(value: float, reach: float) -> str:
+    """An axis label with as many digits as the range needs."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1e5 or size < 1e-4:
+        return f"{value:.1e}"
+    digits = max(0, min(6, 2 - math.floor(math.log10(reach)))) if reach > 0 else 2
+    return f"{value:.{digits}f}"
+
+
+def _columns(points: list[tuple[float, float]], frame: Frame, width: int) -> list[tuple[int, list[float]]]:
+    """Pixel columns from the left, each with its first, lowest, highest and last value."""
+    out: dict[int, list[float]] = {}
+    for x, y in sorted(points, key=lambda p: p[0]):
+        column = min(width - 1, max(0, round((x - frame.x0) / (frame.x1 - frame.x0) * (width - 1))))
+        kept = out.setdefault(column, [y, y, y, y])
+        kept[1], kept[2], kept[3] = min(kept[1], y), max(kept[2], y), y
+    return sorted(out.items())
+
+
+def _plot(series: Series, frame: Frame, wide: int, high: int, cells: dict[tuple[int, int], tuple[int, str]]) -> None:
+    """Set the dots of one curve; a cell takes the style of the newest curve in it."""
+
+    def dot(px: int, py: int) -> None:
+        if 0 <= py < high:
+            bits, _ = cells.get((px // 2, py // 4), (0, ""))
+            cells[(px // 2, py // 4)] = (bits | DOTS[px % 2][py % 4], series.style)
+
+    def row(y: float) -> int:
+        share = frame.y_share(y)
+        return high * 2 if share is None else round((1 - share) * (high - 1))
+
+    last: tuple[int, int] | None = None
+    for px, values in _columns(finite_points(series.points), frame, wide):
+        first, bottom, top, at = (row(v) for v in values)
+        for py in range(max(0, top), min(high - 1, bottom) + 1):
+            dot(px, py)
+        if last is not None and not series.marks:
+            _join(last, (px, first), dot, high)
+        last = (px, at)
+
+
+def _join(a: tuple[int, int], b: tuple[int, int], dot: Callable[[int, int], None], high: int) -> None:
+    """Dots between two points, without a gap in steep places; what lies outside the frame is left out."""
+    steps = max(b[0] - a[0], min(abs(b[1] - a[1]), 4 * high), 1)
+    for i in range(1, steps):
+        dot(a[0] + round((b[0] - a[0]) * i / steps), a[1] + round((b[1] - a[1]) * i / steps))
+
+
+def draw(
+    series: Sequence[Series],
+    width: int,
+    height: int,
+    *,
+    log: bool = False,
+    x_name: str = "",
+    clip: bool = True,
+    x_span: tuple[float, float] | None = None,
+) -> list[Line]:
+    """A chart in `width` x `height` cells, axes and legend included."""
+    frame = frame_of(series, log=log, clip=clip)
+    if frame is None or width < 20 or height < 4:
+        return [Line(("no points yet" if frame is None else "too small for a chart", "muted"))]
+    if x_span is not None:
+        frame = Frame(x_span[0], x_span[1], frame.y0, frame.y1, log)
+    rows, reach = height - 2, frame.y1 - frame.y0
+    labels = {r: tick(frame.y_at(1 - r / max(1, rows - 1)), reach) for r in range(0, rows, max(1, min(4, rows // 3 or 1)))}
+    labels[rows - 1] = tick(frame.y0, reach)
+    margin = max(len(t) for t in labels.values())
+    wide = width - margin - 2
+    cells: dict[tuple[int, int], tuple[int, str]] = {}
+    for s in series:
+        _plot(s, frame, wide * 2, rows * 4, cells)
+    out = []
+    for r in range(rows):
+        line = Line((fit(labels.get(r, ""), margin, "right"), "muted"), ("┤" if r in labels else "│", "track"))
+        blank = 0
+        for c in range(wide):
+            cell = cells.get((c, r))
+            if cell is None:
+                blank += 1
+                continue
+            line.add(" " * blank).add(chr(0x2800 + cell[0]), cell[1])
+            blank = 0
+        out.append(line)
+    return [*out, _x_axis(frame, margin, wide, x_name), _legend(series, margin)]
+
+
+def _x_axis(frame: Frame, margin: int, wide: int, name: str) -> Line:
+    left, right = tick(frame.x0, frame.x1 - frame.x0), tick(frame.x1, frame.x1 - frame.x0)
+    middle = fit(name, max(0, wide - len(left) - len(right)), "centre")
+    return Line((" " * margin + "└", "track"), (left + middle + right, "muted"))
+
+
+def _legend(series: Sequence[Series], margin: int) -> Line:
+    line = Line((" " * (margin + 1), ""))
+    for s in series:
+        line.add("━ " if not s.marks else "• ", s.style).add(s.name + "   ", "muted")
+    return line

@@ -1,0 +1,170 @@
+"""Lines of styled text, and the cell arithmetic under every pane.
+
+A pane is a list of lines; a line is spans of (text, style word). Nothing here knows Textual, so panes can be tested as pure functions.
+Text from outside is cleaned before it becomes a span: no control characters, no escapes, one row high, and never read as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len, set_cell_size
+
+from runner.text import one_line
+
+Span = tuple[str, str]
+
+# The style words; widgets/view.py gives each a component class of the theme.
+STYLES = (
+    "good",
+    "warn",
+    "bad",
+    "muted",
+    "accent",
+    "strong",
+    "head",
+    "bar",
+    "track",
+    "own",
+    "best",
+    "parent",
+    "mark",
+    "cursor",
+    "title",
+    "key",
+)
+BLOCKS = " ▏▎▍▌▋▊▉█"
+LEVELS = "▁▂▃▄▅▆▇█"
+
+
+def safe(text: object, limit: int = 400) -> str:
+    """Outside text as one harmless row; None is `-`."""
+    return "-" if text is None else one_line(str(text), limit)
+
+
+def crop(text: str, width: int) -> str:
+    """`text` in at most `width` cells, ending in `…` where something was cut."""
+    if width <= 0:
+        return ""
+    if (text.isascii() and len(text) <= width) or cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1).rstrip() + "…"
+
+
+def fit(text: str, width: int, align: str = "left") -> str:
+    """`text` in exactly `width` cells."""
+    text = crop(text, width)
+    room = max(0, width - cell_len(text))
+    if align == "right":
+        return " " * room + text
+    if align == "centre":
+        return " " * (room // 2) + text + " " * (room - room // 2)
+    return text + " " * room
+
+
+class Line:
+    """Spans in a row, with an optional style for the whole row (the cursor)."""
+
+    __slots__ = ("spans", "style")
+
+    def __init__(self, *spans: Span, style: str = "") -> None:
+        self.spans: list[Span] = [s for s in spans if s[0]]
+        self.style = style
+
+    def add(self, text: str, style: str = "") -> Line:
+        """Append a span; returns the line, so that calls chain."""
+        if text:
+            self.spans.append((text, style))
+        return self
+
+    def extend(self, spans: Iterable[Span]) -> Line:
+        """Append spans."""
+        self.spans.extend(s for s in spans if s[0])
+        return self
+
+    @property
+    def text(self) -> str:
+        """The row without styles."""
+        return "".join(t for t, _ in self.spans)
+
+    @property
+    def width(self) -> int:
+        """Cells taken."""
+        return sum(cell_len(t) for t, _ in self.spans)
+
+    def fitted(self, width: int) -> Line:
+        """The same row in exactly `width` cells."""
+        out, used = Line(style=self.style), 0
+        for text, style in self.spans:
+            room = width - used
+            if room <= 0:
+                break
+            piece = crop(text, room)
+            out.add(piece, style)
+            used += cell_len(piece)
+        return out.add(" " * max(0, width - used))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Line) and self.style == other.style and self.spans == other.spans
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Line({self.text!r})"
+
+
+def changed_columns(old: Line | None, new: Line, width: int) -> tuple[int, int] | None:
+    """The columns [from, to) in which two rows differ; None when they are equal."""
+    if old is None or old.style != new.style:
+        return (0, width)
+    if old.spans == new.spans:
+        return None
+    start = _common(old.spans, new.spans)
+    same_length = old.width == new.width
+    end = width - _common(old.spans[::-1], new.spans[::-1]) - max(0, width - new.width) if same_length else width
+    return (start, end) if start < end else (start, width)
+
+
+def _common(a: Sequence[Span], b: Sequence[Span]) -> int:
+    """Cells of the spans that two rows share from the left."""
+    cells = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            return cells
+        cells += cell_len(x[0])
+    return cells
+
+
+def beside(left: Line, width: int, right: Line, gap: str = " ") -> Line:
+    """Two rows in one: `left` fitted to `width` cells, then `right`."""
+    return Line(style=left.style).extend(left.fitted(width).spans).add(gap).extend(right.spans)
+
+
+def bar(share: float | None, width: int, style: str = "bar") -> list[Span]:
+    """A bar of eighths for a share of 0..1; an empty track when unknown."""
+    if share is None or share != share:
+        return [("·" * width, "track")]
+    eighths = round(min(1.0, max(0.0, share)) * width * 8)
+    full, rest = divmod(eighths, 8)
+    head = "█" * full + (BLOCKS[rest] if rest else "")
+    return [(head, style), ("·" * (width - len(head)), "track")]
+
+
+def spark(values: Sequence[float | None], width: int, low: float | None = None, high: float | None = None) -> str:
+    """The last `width` values as one row of bars; a gap stays a blank."""
+    tail = list(values)[-width:]
+    real = [v for v in tail if v is not None and v == v and abs(v) != float("inf")]
+    if not real:
+        return " " * width
+    lo = min(real) if low is None else low
+    hi = max(real) if high is None else high
+    reach = hi - lo
+    cells = []
+    for v in tail:
+        if v is None or v != v or abs(v) == float("inf"):
+            cells.append(" ")
+        elif reach <= 0:
+            cells.append(LEVELS[3])
+        else:
+            cells.append(LEVELS[min(7, max(0, int((v - lo) / reach * 7.999)))])
+    return "".join(cells).rjust(width)

@@ -1,0 +1,112 @@
+"""How the control room opens: which lab, a daemon behind it, a terminal that can show it, or the table once where none can."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TextIO
+
+from runner import queries
+from runner.errors import OvernightError
+from runner.lab import Lab, find_lab, make_lab, open_lab
+
+from .lines import fit, safe
+from .words import clock, number, short_gpu
+
+
+def open_room(lab_path: Path | str | None, *, readonly: bool = False, once: bool = False) -> int:
+    """Open the screen, or print the table once when this is no terminal (or TERM is dumb, or `once`)."""
+    path = find_lab(lab_path)
+    if once or not full_screen(sys.stdin, sys.stdout):
+        return print_once(path, readonly=readonly)
+    from .app import ControlRoom
+    from .memory import Memory
+    from .snapshot import Reader
+
+    try:
+        if not readonly:
+            make_lab(path)
+    except OvernightError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    memory = Memory(path / "tui.json")
+    reader = Reader(path, before=None if readonly else prepared(path), class_key=memory.get("class"))
+    room = ControlRoom(reader, path, readonly=readonly, memory=memory)
+    room.run()
+    return room.return_code or 0
+
+
+def full_screen(stdin: TextIO, stdout: TextIO) -> bool:
+    """Whether this terminal can show pages: Textual itself would start on a dumb one."""
+    return stdin.isatty() and stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+def prepared(path: Path) -> Callable[[], None]:
+    """What the reader does before its first reading: make the lab, start its daemon."""
+
+    def prepare() -> None:
+        from runner.daemonctl import ensure_daemon
+
+        lab = open_lab(path, create=True)
+        try:
+            ensure_daemon(lab)
+        finally:
+            lab.close()
+
+    return prepare
+
+
+def print_once(path: Path, *, readonly: bool = False) -> int:
+    """The lab in plain rows on stdout: state, GPUs, queue, leaderboard. Returns the exit code."""
+    try:
+        lab = open_lab(path, create=not readonly, readonly=readonly)
+        try:
+            lines = once_lines(lab)
+        finally:
+            lab.close()
+    except OvernightError as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def once_lines(lab: Lab) -> list[str]:
+    """What `--once` prints."""
+    state = queries.lab_state(lab)
+    live = {str(o["id"]): o for o in queries.run_objects(lab, queries.live_runs(lab))}
+    out = [f"Overnight  {lab.path}  {time.strftime('%Y-%m-%d %H:%M:%S')}", queries.state_line(state), "", "GPUs"]
+    for gpu in queries.gpu_objects(lab):
+        run = live.get(str(gpu["run"]), {})
+        sample = gpu["sample"] or {}
+        cells = [
+            fit(f"{safe(gpu['host'], 20)}:{gpu['index'] if gpu['index'] is not None else 'cpu'}", 14),
+            fit(short_gpu(gpu["name"]), 16),
+            fit(safe(gpu["state"], 12), 12),
+            fit(safe(gpu["run"]) if gpu["run"] else "", 7),
+            fit(safe(run.get("stage") or run.get("phase") or "", 12), 11),
+            fit(number(100 * run["share"], 0, "%") if run.get("share") is not None else "-", 5, "right"),
+            fit(clock(run.get("remaining_s")), 6, "right"),
+            fit("MFU " + number(gpu["mfu_percent"], 1, "%"), 11, "right"),
+            fit(number(sample.get("util_pct"), 0, "%"), 5, "right"),
+            fit(number(sample.get("power_w"), 0, "W"), 5, "right"),
+            fit(number(sample.get("temp_c"), 0, "C"), 4, "right"),
+            safe(gpu["reason"], 80) if gpu["reason"] else "",
+        ]
+        out.append("  " + " ".join(cells).rstrip())
+    waiting = queries.run_objects(lab, queries.queue(lab)[:20])
+    out += ["", f"Queue ({state.queued}{f', {state.proposed} to approve' if state.proposed else ''})"]
+    out += [
+        f"  {fit(safe(r['id']), 7)} {fit(safe(r['gpu_type'] or 'any'), 10)} {safe(r['hypothesis'] or r['overrides'], 90)}" for r in waiting
+    ] or ["  empty"]
+    board = queries.leaderboard(lab, limit=15)
+    out += ["", f"Leaderboard {safe(board['class'] or '', 80)} {number(board['budget_s'])} s"]
+    out += [
+        f"  {r['rank']:>3} {fit(safe(r['id']), 7)} {number(r['val_bpb'], 6)} {fit(number(r['gain'], 4), 8, 'right')} "
+        f"{fit(r['badge'] or '', 13)} {safe(r['hypothesis'] or '', 70)}"
+        for r in board["rows"]
+    ] or ["  no result yet"]
+    return out

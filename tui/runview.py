@@ -1,0 +1,294 @@
+"""What a run's page shows: read from the lab in the reader's thread, then turned into rows by pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner import patching, queries
+from runner.errors import LabError, UnknownName
+from runner.lab import Lab
+from runner.records import Event, Json, Point, Run, Sample
+from runner.text import clean
+
+from .chart import Series, draw
+from .lines import Line, fit, safe, spark
+from .words import TRUST, clock, number, rate, run_state, short_gpu, value_text
+
+LOG_BYTES = 200_000
+LOG_LINES = 1500
+CURVE = 500
+METRICS = {"loss": "loss (nats)", "tok_s": "tokens/s", "dt_ms": "ms a step", "mfu": "MFU %"}
+AXES = {"share": "share of the budget", "step": "step", "t": "time (s)"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """All there is to show of one run; rivals are other runs' curves by role."""
+
+    run: Json
+    last_lines: str | None = None
+    points: tuple[Point, ...] = ()
+    rivals: Mapping[str, tuple[str, tuple[Point, ...]]] = field(default_factory=dict)
+    log: str = ""
+    events: tuple[Event, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    changed: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    compared: str | None = None
+    parent_bpb: float | None = None
+    diff: str | None = None
+
+
+class RunLoader:
+    """Reads one run; curves and sources of ended runs are read once."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.best_id: str | None = None
+        self.want_diff = False
+        self.diff_with: str | None = None
+        self._curves: dict[str, tuple[Point, ...]] = {}
+        self._diffs: dict[tuple[str, str], str] = {}
+
+    def __call__(self, lab: Lab) -> RunView:
+        """One view. Raised: UnknownName when the run is not there."""
+        run = lab.store.run(self.run_id)
+        if run is None:
+            raise UnknownName("run", self.run_id, [r.id for r in lab.store.runs(order="seq DESC", limit=50)])
+        against = self.diff_with or run.parent or run.base_run or run.repeat_of or run.retry_of
+        other = lab.store.run(against) if against and against != run.id else None
+        rivals: dict[str, tuple[str, tuple[Point, ...]]] = {}
+        for role, run_id in (("parent", other.id if other else None), ("best", self.best_id)):
+            if run_id and run_id != run.id and run_id not in [r[0] for r in rivals.values()]:
+                rivals[role] = (run_id, self._curve(lab, run_id))
+        return RunView(
+            run=queries.run_object(lab, run),
+            last_lines=run.last_lines,
+            points=self._curve(lab, run.id, run.ended),
+            rivals=rivals,
+            log=queries.read_log(lab, run.id, limit=LOG_BYTES, tail_lines=LOG_LINES).text,
+            events=tuple(lab.store.events(subject=run.id, limit=200)),
+            samples=_samples(lab, run),
+            changed=_changed(other, run),
+            compared=other.id if other else None,
+            parent_bpb=other.val_bpb if other else None,
+            diff=self._diff(lab, other, run) if self.want_diff else None,
+        )
+
+    def _curve(self, lab: Lab, run_id: str, ended: bool = True) -> tuple[Point, ...]:
+        if run_id in self._curves:
+            return self._curves[run_id]
+        points = tuple(queries.curve(lab, run_id, CURVE))
+        other = lab.store.run(run_id)
+        if ended and other is not None and other.ended:
+            self._curves[run_id] = points
+        return points
+
+    def _diff(self, lab: Lab, other: Run | None, run: Run) -> str:
+        if other is None:
+            return "there is no parent to compare with"
+        key = (other.source_sha, run.source_sha)
+        if key not in self._diffs:
+            try:
+                a, b = lab.source_text(other.source_sha), lab.source_text(run.source_sha)
+            except LabError as error:
+                return str(error)
+            self._diffs[key] = patching.diff(a, b, other.id, run.id) or "the sources are the same"
+        return self._diffs[key]
+
+
+def _samples(lab: Lab, run: Run) -> tuple[Sample, ...]:
+    if run.started_at is None:
+        return ()
+    span = (run.ended_at or run.last_output_at or run.started_at) - run.started_at
+    every = max(1, int(span / 600))
+    return tuple(lab.store.samples("run_id = ? AND at % ? = 0", (run.id, every), limit=2000))
+
+
+def _changed(other: Run | None, run: Run) -> dict[str, tuple[Any, Any]]:
+    if other is None:
+        return {k: (None, v) for k, v in run.overrides.items()}
+    names = dict.fromkeys([*run.constants, *other.constants])
+    return {n: (other.constants.get(n), run.constants.get(n)) for n in names if other.constants.get(n) != run.constants.get(n)}
+
+
+# rows
+
+
+def curve_lines(view: RunView, width: int, height: int, *, metric: str = "loss", axis: str = "share", log: bool = False) -> list[Line]:
+    """The run's curve over its parent's and the best one's, the GPU under it."""
+    telemetry = telemetry_lines(view.samples, width) if height >= 16 else []
+    series = [Series(f"{role} {run_id}", _xy(points, metric, axis), role) for role, (run_id, points) in reversed(list(view.rivals.items()))]
+    series.append(Series(str(view.run["id"]), _xy(view.points, metric, axis), "own"))
+    span = (0.0, 1.0) if axis == "share" else None
+    chart = draw(series, width, height - len(telemetry), log=log, x_name=AXES[axis], clip=metric == "loss", x_span=span)
+    return chart + telemetry
+
+
+def _xy(points: tuple[Point, ...], metric: str, axis: str) -> list[tuple[float, float | None]]:
+    return [(float(x), getattr(p, metric)) for p in points if (x := getattr(p, axis)) is not None]
+
+
+def telemetry_lines(samples: tuple[Sample, ...], width: int) -> list[Line]:
+    """Use, power and heat of the GPU over the run, one row each."""
+    if not samples:
+        return []
+    wide = max(10, width - 22)
+    out = []
+    for name, key, unit, high in (("use", "util_pct", "%", 100.0), ("power", "power_w", "W", None), ("heat", "temp_c", "°C", None)):
+        values = [getattr(s, key) for s in samples]
+        cells = thin(values, wide)
+        last = next((v for v in reversed(values) if v is not None), None)
+        out.append(
+            Line((fit(name, 6), "muted"), (spark(cells, len(cells), 0 if high else None, high), "bar"), (f" {number(last, 0, unit)}", ""))
+        )
+    return out
+
+
+def thin(values: list[float | None], width: int) -> list[float | None]:
+    """At most `width` values: the highest of each stretch."""
+    if len(values) <= width:
+        return values
+    out: list[float | None] = []
+    for i in range(width):
+        part = [
+            v for v in values[i * len(values) // width : max(i * len(values) // width + 1, (i + 1) * len(values) // width)] if v is not None
+        ]
+        out.append(max(part) if part else None)
+    return out
+
+
+def fact_lines(view: RunView, width: int) -> list[Line]:
+    """State, figures, constants that differ, flags, and why."""
+    run = view.run
+    out = [
+        Line(
+            run_state(run),
+            (
+                "  " + safe(run.get("cause_text") or run.get("cause") or "", 300),
+                "bad" if run.get("outcome") not in (None, "completed") else "muted",
+            ),
+        )
+    ]
+    out += _result(view)
+    for name, text in _facts(run):
+        out.append(Line((fit(name, 9), "muted"), (text, "")))
+    out += _paragraph("why", run.get("hypothesis"), width)
+    if run.get("verdict"):
+        out += _paragraph("verdict", f"{run['verdict']}: {run.get('verdict_why') or 'no reason given'}", width)
+    out += _constants(view, width)
+    if run.get("flags"):
+        out += [Line(), Line(("Flags", "title"))]
+        for flag in run["flags"]:
+            out += _paragraph(safe(flag.get("kind"), 30), flag.get("evidence"), width, "bad" if flag.get("severity") == "bad" else "warn")
+    if view.last_lines and run.get("outcome") not in (None, "completed"):
+        out += [Line(), Line(("Last lines", "title"))] + [Line((safe(t, 400), "muted")) for t in clean(view.last_lines).splitlines()[-8:]]
+    return out
+
+
+def _result(view: RunView) -> list[Line]:
+    run = view.run
+    if run.get("val_bpb") is None:
+        return [Line((fit("loss", 9), "muted"), (number(run.get("loss"), 4), "strong"), (f"   step {number(run.get('step'))}", "muted"))]
+    line = Line((fit("val_bpb", 9), "muted"), (number(run["val_bpb"], 6), "strong"))
+    glyph, style = TRUST.get(str(run.get("trust")), ("", "muted"))
+    line.add(f" {glyph} {safe(run.get('trust') or '', 20)}", style)
+    if view.parent_bpb is not None:
+        gain = view.parent_bpb - run["val_bpb"]
+        line.add(f"   {'0' if abs(gain) < 5e-7 else f'{gain:+.6f}'} against {view.compared}", "good" if gain > 0 else "muted")
+    if run.get("verified_bpb") is not None:
+        line.add(f"   recomputed {number(run['verified_bpb'], 6)}", style)
+    return [line]
+
+
+def _facts(run: Json) -> list[tuple[str, str]]:
+    """Name and value of each figure that is known."""
+    mfu = number(run.get("mfu_percent"), 1, " %")
+    if run.get("mfu_reported") is not None:
+        mfu = f"reported {number(run['mfu_reported'], 1, ' %')} → {mfu}"
+    where = " ".join(x for x in (safe(run["host"], 30) if run.get("host") else "", short_gpu(run["gpu"]) if run.get("gpu") else "") if x)
+    done = number(100 * run["share"] if run.get("share") is not None else None)
+    budget = f"{number(run.get('budget_s'))} s, {done} % done, {clock(run.get('remaining_s'))} left"
+    times = f"trained {clock(run.get('training_s'))}, in all {clock(run.get('wall_s'))}"
+    size = f"{number(run.get('params_m'), 1)} M params, depth {number(run.get('depth'))}, "
+    size += f"{number(run.get('tokens_m'), 1)} M tokens, {number(run.get('num_steps'))} steps"
+    origin = [
+        f"{k.replace('_', ' ')} {safe(run[k], 20)}" for k in ("parent", "wave", "retry_of", "repeat_of", "promoted_from") if run.get(k)
+    ]
+    rows = [
+        ("where", where),
+        ("budget", budget if run.get("phase") != "ended" else f"{number(run.get('budget_s'))} s · {times}"),
+        ("MFU", mfu),
+        ("speed", f"{rate(run.get('tok_s'))} tokens/s" if run.get("tok_s") is not None else ""),
+        ("memory", number(run.get("peak_vram_mb"), 0, " MB peak")),
+        ("size", size if run.get("params_m") is not None else ""),
+        ("seed", number(run.get("seed"))),
+        ("by", safe(run.get("agent"), 60)),
+        ("from", ", ".join(origin)),
+        ("class", safe(run["class"], 120) if run.get("class") else ""),
+        ("with", ", ".join(f"{safe(k, 30)} {safe(v, 40)}" for k, v in (run.get("attributes") or {}).items())),
+    ]
+    return [(name, text) for name, text in rows if text and text != "-"]
+
+
+def _constants(view: RunView, width: int) -> list[Line]:
+    if not view.changed:
+        return (
+            [Line(), Line(("Constants", "title"), (f"  the same as {view.compared}" if view.compared else "", "muted"))]
+            if view.compared
+            else []
+        )
+    out = [Line(), Line(("Constants", "title"), (f"  against {view.compared}" if view.compared else "  as overridden", "muted"))]
+    name_wide = min(30, max(len(safe(n, 30)) for n in view.changed))
+    for name, (old, new) in view.changed.items():
+        out.append(
+            Line(
+                (fit(safe(name, 30), name_wide) + " ", ""),
+                (value_text(old) if old is not None else "", "muted"),
+                (" → " if old is not None else "", "muted"),
+                (value_text(new), "accent"),
+            )
+        )
+    return out
+
+
+def _paragraph(name: str, text: Any, width: int, style: str = "") -> list[Line]:
+    """A named text, wrapped."""
+    if not text:
+        return []
+    wide, words, rows, row = max(16, width - 10), safe(text, 2000).split(), [], ""
+    for word in words:
+        if row and len(row) + 1 + len(word) > wide:
+            rows.append(row)
+            row = word
+        else:
+            row = f"{row} {word}".strip()
+    rows.append(row)
+    head = fit(name, 9) if len(name) < 9 else name + " "
+    return [Line((head if i == 0 else " " * 9, "muted"), (t, style)) for i, t in enumerate(rows)]
+
+
+def diff_lines(diff: str | None) -> list[Line]:
+    """A unified diff, coloured by its first character."""
+    if diff is None:
+        return [Line(("reading the sources …", "muted"))]
+    styles = {"+": "good", "-": "bad", "@": "accent"}
+    return [
+        Line((clean(t).expandtabs(4) or " ", "muted" if t.startswith(("+++", "---")) else styles.get(t[:1], ""))) for t in diff.splitlines()
+    ]
+
+
+def audit_lines(events: tuple[Event, ...], now: float) -> list[Line]:
+    """Who did what to the run, newest first."""
+    if not events:
+        return [Line(("nobody did anything to this run", "muted"))]
+    return [
+        Line(
+            (fit(clock(now - e.at), 6, "right") + "  ", "muted"),
+            (fit(safe(e.who, 20), 14), ""),
+            (fit(safe(e.verb, 20), 12), "accent"),
+            (safe(e.why or "", 300), ""),
+        )
+        for e in events
+    ]

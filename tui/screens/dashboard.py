@@ -1,0 +1,182 @@
+"""The first page: a panel per GPU, the queue, the leaderboard, and what happened last where there is room.
+
+`lay_out` is a pure function of the room and of how much there is to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal
+from textual.widget import Widget
+
+from runner.research.classes import gpu_of
+
+from ..deeds import RUN_BINDINGS
+from ..lines import safe
+from ..snapshot import Snapshot
+from ..tables import BOARD, EVENTS, QUEUE, event_rows
+from ..widgets.gpus import GpuWall, choose_mode
+from ..widgets.table import Table
+from ..words import number
+from .page import PAGE_KEYS, Page
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the room is shared: GPU mode and height, queue height (0 = beside the board), and whether events have a column."""
+
+    mode: str
+    beside: int
+    gpus_high: int
+    queue_high: int
+    events: bool
+
+
+def lay_out(gpus: int, waiting: int, width: int, height: int) -> Plan:
+    """Share `width` x `height` cells among GPUs, queue, leaderboard and events."""
+    lists = 8 if height >= 30 else 6
+    mode, beside, high = choose_mode(gpus, width, max(4, height - lists - 2))
+    if mode == "rows":
+        high = min(gpus + 2, max(4, height * 6 // 10)) if gpus else 3
+    wide = width >= 104
+    queue_high = 0 if wide else min(max(3, waiting + 2), max(3, (height - high) * 4 // 10))
+    return Plan(mode, beside, high, queue_high, width >= 176)
+
+
+class Dashboard(Page):
+    """GPUs above, queue and leaderboard below."""
+
+    NAME = "dashboard"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *RUN_BINDINGS,
+        *PAGE_KEYS,
+        Binding("c", "next_class", "class", show=False, tooltip="Show the leaderboard of the next class or budget"),
+        Binding("H", "pause_host", "pause host", show=False, tooltip="Start nothing new on the host of the GPU under the cursor, or go on"),
+        Binding("r", "release", "release GPU", show=False, tooltip="Ask the daemon to take a quarantined GPU back"),
+        Binding("e", "export", "export", show=False, tooltip="Write the table in focus to a TSV file"),
+    ]
+    DEFAULT_CSS = """
+    Dashboard #lists { height: 1fr; }
+    Dashboard #queue { width: 2fr; }
+    Dashboard #board { width: 3fr; }
+    Dashboard #events { width: 2fr; display: none; }
+    Dashboard.-stacked #lists { layout: vertical; }
+    Dashboard.-stacked #queue, Dashboard.-stacked #board { width: 100%; height: 1fr; }
+    Dashboard.-events #events { display: block; }
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._plan: Plan | None = None
+
+    def body(self) -> Iterable[Widget]:
+        """The four panes."""
+        yield GpuWall(id="gpus")
+        yield Horizontal(
+            Table(QUEUE, id="queue", title="Queue", empty="the queue is empty"),
+            Table(BOARD, id="board", title="Leaderboard", empty="no run has a result yet"),
+            Table(EVENTS, key="event", id="events", title="Events", empty="nothing happened yet"),
+            id="lists",
+        )
+
+    def on_mount(self) -> None:
+        """Keys go to the GPUs first."""
+        super().on_mount()
+        self.query_one(GpuWall).focus()
+
+    def show_body(self, snapshot: Snapshot) -> None:
+        """Share the room, then fill it."""
+        wall, queue, board = self.query_one(GpuWall), self.query_one("#queue", Table), self.query_one("#board", Table)
+        alerts_high = len(self.query_one("#alerts").lines)  # type: ignore[attr-defined]
+        plan = lay_out(len(snapshot.gpus), len(snapshot.queue), self.size.width, self.size.height - 2 - alerts_high)
+        if plan != self._plan:
+            self._plan = plan
+            wall.styles.height = plan.gpus_high
+            self.set_class(plan.queue_high > 0, "-stacked")
+            self.set_class(plan.events, "-events")
+            queue.styles.height = plan.queue_high or None
+            wall.set_mode(plan.mode, plan.beside)
+        if not snapshot.seen:
+            wall.empty = "reading the lab …" if snapshot.problem is None else "the lab cannot be read; the line above says why"
+        else:
+            wall.empty = "no GPU is known yet: the daemon looks for them when it starts"
+        wall.show_snapshot(snapshot)
+        queue.show(snapshot.queue)
+        self._show_board(board, snapshot)
+        if plan.events:
+            self.query_one("#events", Table).show(event_rows(snapshot.events, self.room.now()))
+
+    def _show_board(self, board: Table, snapshot: Snapshot) -> None:
+        found = snapshot.board or {}
+        board.name_shown, board.note_right = board_title(found)
+        board.show(found.get("rows") or [])
+
+    # keys
+
+    def on_table_chosen(self, event: Table.Chosen) -> None:
+        """Enter opens the run of the row."""
+        if event.table.id == "gpus":
+            ids = self.query_one(GpuWall).run_ids()
+            if ids:
+                self.room.open_run(ids[0])
+            else:
+                self.room.say("this GPU has no run")
+        elif event.table.id == "events":
+            self.room.open_subject(event.table.row())
+        else:
+            self.room.open_run(event.key)
+
+    def action_next_class(self) -> None:
+        """The next (class, budget) that has results."""
+        found = (self.room.snapshot.board or {}).get("classes") or []
+        if not found:
+            self.room.say("no class has a result yet")
+            return
+        board = self.room.snapshot.board or {}
+        at = next(
+            (i for i, c in enumerate(found) if (c.get("class"), c.get("budget_s")) == (board.get("class"), board.get("budget_s"))), -1
+        )
+        after = found[(at + 1) % len(found)]
+        self.room.choose_class(after.get("class"), after.get("budget_s"))
+
+    def _gpu(self) -> dict[str, Any]:
+        return dict(self.query_one(GpuWall).row() or {})
+
+    def action_pause_host(self) -> None:
+        """Pause or resume the host of the GPU under the cursor."""
+        host = self._gpu().get("host")
+        if host:
+            self.room.toggle_host(str(host))
+
+    def action_release(self) -> None:
+        """Ask for the GPU under the cursor back."""
+        gpu = self._gpu()
+        if gpu.get("state") == "quarantined":
+            self.room.release_gpu(gpu)
+        else:
+            self.room.say("only a quarantined GPU can be released")
+
+    def action_export(self) -> None:
+        """Write the table in focus."""
+        table = self.filtered()
+        if table is not None:
+            self.room.export(table)
+
+
+def board_title(board: Mapping[str, Any]) -> tuple[str, str]:
+    """The class and budget ranked, and how far the noise is known."""
+    if not board.get("rows"):
+        return ("Leaderboard", "")
+    classes = board.get("classes") or []
+    at = next(
+        (i for i, c in enumerate(classes, 1) if (c.get("class"), c.get("budget_s")) == (board.get("class"), board.get("budget_s"))), 1
+    )
+    name = f"Leaderboard {safe(gpu_of(str(board.get('class') or 'unknown class')), 30)} {number(board.get('budget_s'))} s"
+    if len(classes) > 1:
+        name += f" ({at} of {len(classes)}, c next)"
+    sd = board.get("noise_sd")
+    return (name + " ·", f"noise ±{number(sd, 4)}, {board.get('noise_n')} dof" if sd else "noise unknown: N repeats a run")

@@ -1,0 +1,194 @@
+"""The machines: state, GPUs and disk, what the last check found, and the verbs for them: pause, drain, check, set up, release a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.widget import Widget
+
+from runner import verbs
+from runner.lab import Lab
+from runner.records import Host, Json, Request
+
+from ..deeds import WHO
+from ..lines import Line, fit, safe
+from ..snapshot import Snapshot
+from ..tables import HOSTS
+from ..widgets.dialogs import Confirm
+from ..widgets.gpus import COLUMNS
+from ..widgets.table import Table
+from ..widgets.view import Lines
+from ..words import clock
+from .page import PAGE_KEYS, Page
+
+
+def load_requests(lab: Lab) -> list[Request]:
+    """Requests about hosts: what is asked, under way, and answered last."""
+    return [
+        *lab.store.requests("asked"),
+        *lab.store.requests("working"),
+        *lab.store.requests("failed")[-5:],
+        *lab.store.requests("done")[-20:],
+    ]
+
+
+class HostsPage(Page):
+    """All hosts."""
+
+    NAME = "hosts"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *PAGE_KEYS,
+        Binding("H", "pause_host", "pause", tooltip="Start nothing new on the host, or go on"),
+        Binding("n", "drain_host", "drain", tooltip="Let it finish what it runs and take nothing more, or take it back"),
+        Binding("c", "check", "check", tooltip="Ask the daemon to check the host now"),
+        Binding("I", "setup", "set up", show=False, tooltip="Ask the daemon to install what runs need on the host"),
+        Binding("r", "release", "release", show=False, tooltip="Release the quarantined GPU under the cursor of the lower table"),
+        Binding("e", "export", "export", show=False, tooltip="Write the table in focus to a TSV file"),
+    ]
+    DEFAULT_CSS = """
+    HostsPage #hosts { height: 2fr; min-height: 5; }
+    HostsPage #told { height: 2fr; }
+    HostsPage #gpus { height: 3fr; }
+    """
+
+    def body(self) -> Iterable[Widget]:
+        """Hosts, what is known of the one under the cursor, its GPUs."""
+        yield Table(HOSTS, key="name", id="hosts", title="Hosts", empty="no host is known yet: hosts.toml names them")
+        yield Lines(id="told", title="Check")
+        yield Table(COLUMNS, key="uuid", id="gpus", title="GPUs", empty="no GPU here")
+
+    def on_mount(self) -> None:
+        """Begin to read the requests."""
+        self.room.source.watch("requests", load_requests)
+        self.query_one("#hosts").focus()
+        super().on_mount()
+
+    def on_unmount(self) -> None:
+        """Read no longer."""
+        self.room.source.unwatch("requests")
+
+    def show_body(self, snapshot: Snapshot) -> None:
+        """The three panes."""
+        table = self.query_one("#hosts", Table)
+        table.show([host_row(h, snapshot, self.room.now()) for h in snapshot.hosts])
+        self._tell(snapshot)
+
+    def _tell(self, snapshot: Snapshot) -> None:
+        row = self.query_one("#hosts", Table).row()
+        if row is None:
+            return
+        requests = snapshot.views.get("requests")
+        self.query_one("#told", Lines).caption(f"What is known of {safe(row['name'], 40)}")
+        self.query_one("#told", Lines).show(host_lines(row, requests if isinstance(requests, list) else [], self.room.now()))
+        self.query_one("#gpus", Table).show(
+            [
+                {**g, "run_object": snapshot.live.get(str(g.get("run"))), "history": snapshot.history.get(str(g.get("uuid")), ())}
+                for g in snapshot.gpus
+                if g.get("host") == row["name"]
+            ]
+        )
+
+    def on_table_moved(self, event: Table.Moved) -> None:
+        """Tell about the host under the cursor."""
+        super().on_table_moved(event)
+        if event.table.id == "hosts":
+            self._tell(self.room.snapshot)
+
+    def on_table_chosen(self, event: Table.Chosen) -> None:
+        """A GPU's row opens its run."""
+        row = event.table.row() or {}
+        if event.table.id == "gpus" and row.get("run"):
+            self.room.open_run(str(row["run"]))
+
+    def _host(self) -> str | None:
+        return self.query_one("#hosts", Table).cursor_key
+
+    def action_pause_host(self) -> None:
+        """Pause or resume."""
+        if host := self._host():
+            self.room.toggle_host(host)
+
+    def action_drain_host(self) -> None:
+        """Drain or take back."""
+        if host := self._host():
+            self.room.drain_host(host)
+
+    def action_check(self) -> None:
+        """Ask for a check."""
+        if host := self._host():
+            self.room.do(f"check {host}", lambda lab: verbs.ask(lab, "hosts_check", {"host": host}, who=WHO) and None)
+
+    def action_setup(self) -> None:
+        """Ask, then have it set up."""
+        host = self._host()
+        if host is None:
+            return
+        lines = [f"The daemon installs Python packages into Overnight's own folder on {safe(host, 40)}. Nothing else there is touched."]
+        self.room.push_screen(
+            Confirm(f"Set up {safe(host, 40)}?", lines),
+            lambda yes: (
+                self.room.do(f"set up {host}", lambda lab: verbs.ask(lab, "host_setup", {"host": host}, who=WHO) and None) if yes else None
+            ),
+        )
+
+    def action_release(self) -> None:
+        """Release a quarantined GPU of this host: the one under the cursor, or the first."""
+        table = self.query_one("#gpus", Table)
+        held = [r for r in table.rows if r.get("state") == "quarantined"]
+        row = table.row()
+        if row is not None and row.get("state") == "quarantined":
+            held.insert(0, row)
+        if held:
+            self.room.release_gpu(dict(held[0]))
+        else:
+            self.room.say("no GPU of this host is quarantined")
+
+    def action_export(self) -> None:
+        """Write the table in focus."""
+        table = self.filtered()
+        if table is not None:
+            self.room.export(table)
+
+
+def host_row(host: Host, snapshot: Snapshot, now: float) -> Json:
+    """One host with its GPUs counted."""
+    gpus = [g for g in snapshot.gpus if g.get("host") == host.name]
+    return {
+        "name": host.name, "kind": host.kind, "state": host.state, "since_s": now - host.since, "error": host.error, "info": host.info,
+        "paused": host.paused, "drain": host.drain, "gpus": len(gpus), "busy": sum(1 for g in gpus if g.get("run")),
+        "disk_free_mib": host.disk_free_mib, "checked_s": now - host.checked_at if host.checked_at else None,
+    }  # fmt: skip
+
+
+def host_lines(row: Mapping[str, Any], requests: list[Request], now: float) -> list[Line]:
+    """What the daemon knows of a host: its error, its checks, its facts, and what was asked of it."""
+    out: list[Line] = []
+    if row.get("error"):
+        out.append(Line(("✕ ", "bad"), (safe(row["error"], 400), "bad")))
+    info = row.get("info") or {}
+    for check in info.get("checks") or []:
+        ok = check.get("ok")
+        glyph, style = ("✓", "good") if ok else ("?", "muted") if ok is None else ("✕", "bad")
+        out.append(
+            Line(
+                (f"{glyph} ", style),
+                (fit(safe(check.get("name"), 30), 22), ""),
+                (safe(check.get("text") or check.get("value"), 300), "" if ok else style),
+            )
+        )
+    for name, value in info.items():
+        if name != "checks" and value not in (None, "", [], {}):
+            out.append(Line((fit(safe(name, 24), 24), "muted"), (safe(value, 300), "")))
+    asked = [q for q in requests if q.args.get("host") == row.get("name")]
+    for request in asked[-4:]:
+        said = (request.error or {}).get("message") if request.error else request.progress
+        style = "bad" if request.state == "failed" else "good" if request.state == "done" else "accent"
+        out.append(
+            Line(
+                (f"{safe(request.verb, 20)} {safe(request.state, 10)} {clock(now - request.updated_at)} ago  ", style),
+                (safe(said or "", 300), ""),
+            )
+        )
+    return out or [Line(("nothing is known yet: c asks the daemon to check it", "muted"))]

@@ -1,0 +1,229 @@
+"""What every page has: the header, the alerts, the body, the `/` line and the line of keys; and how a snapshot reaches them.
+
+A page is a pure view: `show_body(snapshot)` is called once a second and after every resize, and may only compare and draw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.screen import Screen
+from textual.widget import Widget
+
+from runner.errors import BadValue
+
+from .. import filters
+from ..deeds import RUN_ACTIONS, Facts, RunDeeds
+from ..lines import Line, safe
+from ..snapshot import Snapshot
+from ..widgets.bars import alert_lines, alerts, header
+from ..widgets.dialogs import FilterLine
+from ..widgets.table import Table
+from ..widgets.view import Strips
+
+if TYPE_CHECKING:
+    from ..app import ControlRoom
+
+SMALL = (40, 10)
+UNASKED = frozenset({"copy", "copy_command", "open_wave"})  # run actions that write nothing
+
+
+class Page(RunDeeds, Screen[None]):
+    """The frame around a body."""
+
+    DEFAULT_CSS = """
+    Page { layout: vertical; }
+    Page > #header { background: $surface; height: 1; }
+    Page > #alerts { height: auto; max-height: 3; }
+    Page > #keys-line { height: 1; background: $surface; dock: bottom; }
+    """
+    AUTO_FOCUS = None
+    NAME: ClassVar[str] = "page"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.filter_text = ""
+
+    @property
+    def room(self) -> ControlRoom:
+        """The app, by its own type."""
+        return cast("ControlRoom", self.app)
+
+    # what pages give
+
+    def body(self) -> Iterable[Widget]:
+        """The widgets between the alerts and the keys."""
+        return []
+
+    def show_body(self, snapshot: Snapshot) -> None:
+        """Draw what changed."""
+
+    def filtered(self) -> Table | None:
+        """The table `/` acts on."""
+        focused = self.focused
+        if isinstance(focused, Table):
+            return focused
+        return next(iter(self.query(Table)), None)
+
+    # frame
+
+    def compose(self) -> ComposeResult:
+        """Header, alerts, body, filter, keys."""
+        yield Strips(id="header")
+        yield Strips(id="alerts")
+        yield from self.body()
+        yield FilterLine(self._filter_typed, self._filter_closed)
+        yield Strips(id="keys-line")
+
+    def on_mount(self) -> None:
+        """Draw what is known already."""
+        self.show(self.room.snapshot)
+
+    def on_screen_resume(self) -> None:
+        """Catch up with what happened while another page was shown."""
+        self.show(self.room.snapshot)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Lay out anew."""
+        self.call_after_refresh(lambda: self.show(self.room.snapshot))
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw the frame and the body."""
+        width, now = self.size.width, self.room.now()
+        if not self.is_mounted or width == 0:
+            return
+        if self.size.width < SMALL[0] or self.size.height < SMALL[1]:
+            self.query_one("#header", Strips).show(
+                [Line((f"need {SMALL[0]}x{SMALL[1]}, have {self.size.width}x{self.size.height}", "warn"))]
+            )
+            return
+        self.query_one("#header", Strips).show([header(snapshot, width, now, readonly=self.room.readonly, frozen=self.room.frozen)])
+        self.show_alerts(snapshot)
+        self.show_body(snapshot)
+        self.show_keys()
+
+    def show_alerts(self, snapshot: Snapshot) -> None:
+        """As many alerts as the height allows."""
+        most = 0 if self.size.height < 14 else 1 if self.size.height < 24 else 2 if self.size.height < 36 else 3
+        lines = alert_lines(alerts(snapshot, self.room.now()), self.size.width, most)
+        pane = self.query_one("#alerts", Strips)
+        if len(lines) != len(pane.lines) or pane.styles.height is None:
+            pane.styles.height = len(lines)
+            pane.display = bool(lines)
+        pane.show(lines)
+
+    def show_keys(self) -> None:
+        """The newest message, or the keys that work here."""
+        said = self.room.message()
+        line = Line((" " + safe(said[0], 400), said[1])) if said else self._hints()
+        self.query_one("#keys-line", Strips).show([line.fitted(self.size.width)])
+
+    def _hints(self) -> Line:
+        line, seen = Line((" ", "")), set()
+        tail = " ? all keys  : commands"
+        for active in self.active_bindings.values():
+            binding = active.binding
+            if not binding.show or not active.enabled or binding.action in seen:
+                continue
+            seen.add(binding.action)
+            key = self.app.get_key_display(binding)
+            if line.width + len(key) + len(binding.description) + len(tail) + 3 > self.size.width:
+                break
+            line.add(key, "key").add(f" {binding.description}  ", "muted")
+        return line.add("?", "key").add(" all keys  ", "muted").add(":", "key").add(" commands", "muted")
+
+    def on_descendant_focus(self) -> None:
+        """Other keys apply now."""
+        self.show_keys()
+
+    def on_table_moved(self, event: Table.Moved) -> None:
+        """Other keys may apply to another row."""
+        self.show_keys()
+
+    # filter
+
+    def action_filter(self) -> None:
+        """Open the `/` line for the table in focus."""
+        table = self.filtered()
+        if table is not None:
+            self._filtering = table
+            self.query_one(FilterLine).open(table.note)
+
+    def _filter_typed(self, text: str) -> None:
+        table = getattr(self, "_filtering", None)
+        if table is None:
+            return
+        try:
+            found = filters.parse(text)
+        except BadValue as error:
+            self.room.say(str(error), "warn")
+            return
+        self.room.say("")
+        table.refine(found, found.text if found else "")
+        self.filter_changed(table, found)
+
+    def filter_changed(self, table: Table, found: filters.Filter | None) -> None:
+        """A page that reads more for a filter does it here."""
+
+    def _filter_closed(self) -> None:
+        table = getattr(self, "_filtering", None)
+        if table is not None:
+            table.focus()
+        self.show_keys()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Run keys exist only where a run is meant, and writing ones not in read-only mode."""
+        if action in RUN_ACTIONS:
+            if self.room.readonly and action not in UNASKED:
+                return False
+            targets = self.targets()
+            return bool(targets) and self.applies(action, targets)
+        return True
+
+    def applies(self, action: str, ids: list[str]) -> bool:
+        """Whether an action makes sense for these runs; what is not known is allowed, the verb refuses with a sentence."""
+        phases = {str(self.facts_of(i).get("phase")) for i in ids}
+        if phases == {"None"}:
+            return True
+        if action == "cancel":
+            return phases != {"ended"}
+        if action in ("requeue", "decide", "verify"):
+            return "ended" in phases
+        if action == "priority":
+            return bool(phases & {"queued", "proposed"})
+        if action in ("approve", "decline"):
+            return "proposed" in phases
+        return True
+
+    # runs
+
+    def targets(self) -> list[str]:
+        """Marked rows, or the row under the cursor, of the table in focus."""
+        focused = self.focused
+        runs = getattr(focused, "run_ids", None)
+        if callable(runs):
+            return cast("list[str]", runs())
+        if isinstance(focused, Table) and focused.key_name == "id":
+            return [i for i in focused.selected() if i.startswith("r")]
+        return []
+
+    def facts_of(self, run_id: str) -> Facts:
+        """From the live runs, the queue, or the rows on the screen."""
+        snapshot = self.room.snapshot
+        if run_id in snapshot.live:
+            return snapshot.live[run_id]
+        rows: list[Any] = list(snapshot.queue)
+        for table in self.query(Table):
+            if table.key_name == "id":
+                rows += table.all_rows
+        found: Facts = next((r for r in rows if r.get("id") == run_id), {})
+        return {**found, "phase": "ended"} if found and "rank" in found else found
+
+
+PAGE_KEYS = [
+    Binding("slash", "filter", "filter", key_display="/", tooltip="Filter the table in focus: words, gpu:h200, val<0.99, flag:any"),
+]

@@ -1,0 +1,246 @@
+"""What the screen knows: one frozen Snapshot a second, taken by a daemon thread that may block for ever without anyone noticing.
+
+The reader opens the lab read-only, asks `runner.queries`, and hands each snapshot to the app. It reads again only what moved
+(`data_version`), reopens a database that was replaced, and turns every failure into a sentence. Pages add what they need with `watch`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from runner import queries
+from runner.errors import OvernightError
+from runner.lab import Lab, open_lab
+from runner.records import Event, Flag, Host, Json, Wave
+
+HISTORY = 240
+SETTLE_S = 5.0  # the leaderboard is ranked again at most so often while only progress moves
+
+Loader = Callable[[Lab], Any]
+Deliver = Callable[["Snapshot"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A view that could not be read, in a sentence."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One moment of the lab; `problem` says why the newest attempt failed, while the rest stays as last seen."""
+
+    at: float = 0.0
+    lab: str = ""
+    problem: str | None = None
+    state: queries.LabState | None = None
+    gpus: tuple[Json, ...] = ()
+    live: Mapping[str, Json] = field(default_factory=dict)
+    queue: tuple[Json, ...] = ()
+    board: Json | None = None
+    hosts: tuple[Host, ...] = ()
+    flags: tuple[Flag, ...] = ()
+    events: tuple[Event, ...] = ()
+    waves: tuple[Wave, ...] = ()
+    history: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    views: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def seen(self) -> bool:
+        """Whether the lab was read at least once."""
+        return self.state is not None
+
+
+class Source(Protocol):
+    """Where snapshots come from: the lab, or a scene of a test."""
+
+    def start(self, deliver: Deliver) -> None:
+        """Begin to hand out snapshots; returns at once."""
+
+    def stop(self) -> None:
+        """Hand out no more; returns at once."""
+
+    def poke(self) -> None:
+        """Take one now: a verb was just carried out, or a screen opened."""
+
+    def watch(self, name: str, load: Loader) -> None:
+        """Put `load(lab)` into `views[name]` of every snapshot from now on."""
+
+    def unwatch(self, name: str) -> None:
+        """No longer."""
+
+
+class Reader:
+    """Reads the lab once a second in a thread of its own."""
+
+    def __init__(
+        self, path: Path, *, interval_s: float = 1.0, before: Callable[[], None] | None = None, class_key: str | None = None
+    ) -> None:
+        self.path = path
+        self.interval_s = interval_s
+        self.class_key = class_key
+        self.budget_s: float | None = None
+        self._before = before
+        self._deliver: Deliver | None = None
+        self._wake = threading.Event()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._views: dict[str, Loader] = {}
+        self._history: dict[str, deque[float | None]] = {}
+        self._lab: Lab | None = None
+        self._identity: tuple[int, int] | None = None
+        self._version: int | None = None
+        self._settled: tuple[Any, float] = (None, 0.0)
+        self._last = Snapshot(lab=str(path))
+
+    def start(self, deliver: Deliver) -> None:
+        """Start the thread; a daemon thread, so that nothing it hangs in delays quitting."""
+        self._deliver = deliver
+        threading.Thread(target=self._run, name="overnight-reader", daemon=True).start()
+
+    def stop(self) -> None:
+        """Let the thread end when it can."""
+        self._over.set()
+        self._wake.set()
+
+    def poke(self) -> None:
+        """Read again now, whatever the version says."""
+        self._version = None
+        self._wake.set()
+
+    def choose(self, class_key: str | None, budget_s: float | None) -> None:
+        """Rank this class and budget from now on."""
+        self.class_key, self.budget_s = class_key, budget_s
+        self._settled = (None, 0.0)
+        self.poke()
+
+    def watch(self, name: str, load: Loader) -> None:
+        """Read `load(lab)` with every snapshot."""
+        with self._lock:
+            self._views[name] = load
+        self.poke()
+
+    def unwatch(self, name: str) -> None:
+        """Stop reading it."""
+        with self._lock:
+            self._views.pop(name, None)
+
+    # the thread
+
+    def _run(self) -> None:
+        problem = None
+        if self._before is not None:
+            try:
+                self._before()
+            except OvernightError as error:
+                problem = str(error)
+        while not self._over.is_set():
+            self._wake.clear()
+            started = time.monotonic()
+            snapshot = self.take()
+            if problem and snapshot.problem is None and not getattr(snapshot.state, "daemon_alive", False):
+                snapshot = replace(snapshot, problem=problem)
+            if self._deliver is not None and not self._over.is_set():
+                self._deliver(snapshot)
+            self._wake.wait(max(0.05, self.interval_s - (time.monotonic() - started)))
+        if self._lab is not None:
+            self._lab.close()
+
+    def take(self) -> Snapshot:
+        """One snapshot; a failure leaves the facts as last seen and says what is wrong."""
+        try:
+            lab = self._open()
+            version = lab.store.data_version()
+            moved = version != self._version
+            self._version = version
+            self._last = self._read(lab, moved)
+        except OvernightError as error:
+            self._last = replace(self._last, problem=str(error))
+        except Exception as error:  # noqa: BLE001 - the top of the thread: a fault of one reading is shown, and the next second is tried again
+            self._last = replace(self._last, problem=f"The lab could not be read: {type(error).__name__}: {error}.")
+            self._close()
+        return self._last
+
+    def _open(self) -> Lab:
+        try:
+            found = os.stat(self.path / "lab.db")
+            identity = (found.st_dev, found.st_ino)
+        except OSError:
+            identity = None
+        if self._lab is not None and identity != self._identity:
+            self._close()
+        if self._lab is None:
+            self._lab = open_lab(self.path, readonly=True)
+            self._identity, self._version = identity, None
+        return self._lab
+
+    def _close(self) -> None:
+        if self._lab is not None:
+            self._lab.close()
+        self._lab = self._version = None
+
+    def _read(self, lab: Lab, moved: bool) -> Snapshot:
+        now = time.time()
+        if not moved and self._last.seen and self._last.problem is None:
+            state = queries.lab_state(lab)
+            return replace(self._last, at=now, state=state, views=self._load(lab, moved), history=self._remember(self._last.gpus))
+        store = lab.store
+        gpus = tuple(queries.gpu_objects(lab))
+        live = {str(o["id"]): o for o in queries.run_objects(lab, queries.live_runs(lab))}
+        queue = tuple(queries.run_objects(lab, queries.queue(lab)))
+        return Snapshot(
+            at=now,
+            lab=str(lab.path),
+            state=queries.lab_state(lab),
+            gpus=gpus,
+            live=live,
+            queue=queue,
+            board=self._board(lab, now),
+            hosts=tuple(store.hosts()),
+            flags=tuple(store.flags()),
+            events=tuple(store.events(limit=50)),
+            waves=tuple(store.waves(limit=50)),
+            history=self._remember(gpus),
+            views=self._load(lab, moved),
+        )
+
+    def _board(self, lab: Lab, now: float) -> Json | None:
+        """The leaderboard; ranked again when a run ended or was judged, or a flag moved, not on every progress line."""
+        stamp = lab.store.tally("count(*), max(ended_at), max(verdict_at), count(verified_bpb)", "phase = 'ended'")
+        if self._settled[0] != stamp or now - self._settled[1] > 12 * SETTLE_S:
+            self._settled = (stamp, now)
+            return queries.leaderboard(lab, class_key=self.class_key, budget_s=self.budget_s, limit=200)
+        return self._last.board
+
+    def _remember(self, gpus: tuple[Json, ...]) -> dict[str, tuple[float | None, ...]]:
+        for gpu in gpus:
+            past = self._history.setdefault(str(gpu["uuid"]), deque(maxlen=HISTORY))
+            value = gpu.get("mfu_percent")
+            if value is None:
+                value = (gpu.get("sample") or {}).get("util_pct")
+            past.append(value)
+        return {uuid: tuple(past) for uuid, past in self._history.items()}
+
+    def _load(self, lab: Lab, moved: bool) -> dict[str, Any]:
+        with self._lock:
+            wanted = dict(self._views)
+        out: dict[str, Any] = {}
+        for name, load in wanted.items():
+            if not moved and name in self._last.views and not isinstance(self._last.views[name], Failed):
+                out[name] = self._last.views[name]
+                continue
+            try:
+                out[name] = load(lab)
+            except OvernightError as error:
+                out[name] = Failed(str(error))
+            except Exception as error:  # noqa: BLE001 - one page that cannot be read must not blind the others
+                out[name] = Failed(f"This could not be read: {type(error).__name__}: {error}.")
+        return out

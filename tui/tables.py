@@ -1,0 +1,218 @@
+"""The columns of every table of runs, waves, hosts and events: which key of a row, how wide, what leaves first when the room is short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from runner.records import Event, Flag
+
+from .lines import Span, safe
+from .widgets.table import Column, Row
+from .words import TRUST, VERDICTS, clock, number, plural, run_state, short_gpu, value_text
+
+BADGES = {"clear": ("clear", "good"), "within noise": ("noise", "warn"), "unknown": ("?", "muted"), "baseline": ("base", "accent")}
+
+
+def words(key: str, limit: int = 200, style: str = "") -> Any:
+    """A cell of outside text."""
+    return lambda row: (safe(row.get(key), limit), style)
+
+
+def figures(key: str, digits: int = 0, unit: str = "", style: str = "") -> Any:
+    """A cell of a number."""
+    return lambda row: (number(row.get(key), digits, unit), style)
+
+
+def order(key: str) -> Any:
+    """Sort by a value that may be missing."""
+    return lambda row: row.get(key)
+
+
+def run_number(row: Row) -> int | None:
+    """Runs sort by their number, not as text."""
+    digits = "".join(c for c in str(row.get("id")) if c.isdigit())
+    return int(digits) if digits else None
+
+
+def what(row: Row) -> Span:
+    """What a run is about: what it changes, then its hypothesis."""
+    changed = ", ".join(f"{k}={value_text(v)}" for k, v in (row.get("cell") or row.get("overrides") or {}).items())
+    told = row.get("hypothesis")
+    text = f"{changed} · {told}" if changed and told else changed or told or row.get("purpose")
+    return (safe(text, 200), "")
+
+
+def verdict(row: Row) -> Span:
+    """keep, drop or nothing."""
+    return VERDICTS.get(str(row.get("verdict")), ("", ""))
+
+
+def trust(row: Row) -> Span:
+    """Whether the result was recomputed: ✓ verified, ✕ refuted, · claimed, ? cannot be."""
+    return TRUST.get(str(row.get("trust")), (" ", ""))
+
+
+def gain(row: Row) -> Span:
+    """Gain over the baseline; positive is better, its colour only where it is clear of the noise."""
+    value = row.get("gain")
+    if not isinstance(value, (int, float)):
+        return ("-", "muted")
+    text = f"{value:+.4f}"
+    if float(text) == 0:
+        text = "0"
+    return (text, ("good" if value > 0 else "bad") if row.get("badge") == "clear" else "")
+
+
+def flags(row: Row) -> Span:
+    """How many flags, and the worst."""
+    found = row.get("flags") or []
+    if not found:
+        return ("", "")
+    worst = "bad" if any(f.get("severity") == "bad" for f in found) else "warn"
+    return (f"⚑{len(found)}", worst)
+
+
+def place(row: Row) -> Span:
+    """The place in the queue; `?` while it waits for approval."""
+    return ("?", "warn") if row.get("phase") == "proposed" else (number(row.get("queue_position")), "muted")
+
+
+QUEUE = [
+    Column("place", "#", 3, place, "right"),
+    Column("id", "run", 6, words("id", 12, "strong"), order=run_number),
+    Column(
+        "priority",
+        "pri",
+        4,
+        lambda r: (number(r.get("priority"), 0) if r.get("priority") else "", ""),
+        "right",
+        order=order("priority"),
+        drop=5,
+    ),
+    Column("gpu", "wants", 8, lambda r: (safe(r.get("gpu_type") or r.get("host") or "any", 30), "muted"), drop=4),
+    Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), drop=3),
+    Column("what", "what", 12, what, flex=True),
+    Column("age", "age", 5, lambda r: (clock(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=2),
+]
+
+BOARD = [
+    Column("rank", "#", 3, figures("rank", style="muted"), "right", order=order("rank")),
+    Column("id", "run", 6, words("id", 12, "strong"), order=run_number),
+    Column("val", "val_bpb", 8, figures("val_bpb", 6), "right", order=order("val_bpb")),
+    Column("trust", "", 1, trust),
+    Column("gain", "gain", 7, gain, "right", order=order("gain"), drop=2),
+    Column("se", "±", 6, lambda r: (number(r.get("gain_se"), 4), "muted"), "right", drop=5),
+    Column("badge", "noise", 5, lambda r: BADGES.get(str(r.get("badge")), ("", "")), drop=3),
+    Column("verdict", "", 4, verdict, drop=1),
+    Column("seeds", "n", 2, figures("seed_n", style="muted"), "right", order=order("seed_n"), drop=4),
+    Column("params", "params", 7, figures("params_m", 1, "M", "muted"), "right", order=order("params_m"), drop=8),
+    Column("steps", "steps", 6, figures("num_steps", style="muted"), "right", order=order("num_steps"), drop=7),
+    Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), drop=6),
+    Column("what", "what", 10, lambda r: (safe(r.get("hypothesis") or "", 200), ""), flex=True),
+]
+
+RUNS = [
+    Column("id", "run", 6, words("id", 12, "strong"), order=run_number),
+    Column("state", "state", 12, run_state, order=lambda r: str(r.get("outcome") or r.get("phase"))),
+    Column("val", "val_bpb", 8, figures("val_bpb", 6), "right", order=order("val_bpb")),
+    Column("trust", "", 1, trust),
+    Column("verdict", "", 4, verdict, drop=2),
+    Column("flags", "", 2, flags, drop=1),
+    Column("budget", "budget", 6, figures("budget_s", 0, "s"), "right", order=order("budget_s"), drop=5),
+    Column("mfu", "MFU", 6, figures("mfu_percent", 1, "%"), "right", order=order("mfu_percent"), drop=6),
+    Column(
+        "gpu",
+        "GPU",
+        10,
+        lambda r: (short_gpu(r.get("gpu")) if r.get("gpu") else safe(r.get("gpu_type") or "-", 20), "muted"),
+        order=lambda r: str(r.get("gpu")),
+        drop=7,
+    ),
+    Column("host", "host", 8, words("host", 20, "muted"), order=lambda r: str(r.get("host")), drop=8),
+    Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), order=lambda r: str(r.get("wave")), drop=4),
+    Column("agent", "by", 10, words("agent", 30, "muted"), order=lambda r: str(r.get("agent")), drop=9),
+    Column("what", "what", 14, what, flex=True),
+    Column("age", "age", 5, lambda r: (clock(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=3),
+]
+
+EVENTS = [
+    Column("age", "ago", 5, lambda r: (clock(r.get("age_s")), "muted"), "right", order=order("age_s")),
+    Column("who", "who", 8, words("who", 40, "muted"), order=lambda r: str(r.get("who"))),
+    Column("verb", "what", 12, lambda r: (safe(r.get("verb"), 30), str(r.get("style") or "")), order=lambda r: str(r.get("verb"))),
+    Column("subject", "subject", 8, words("subject", 40, "strong"), order=lambda r: str(r.get("subject"))),
+    Column("why", "why", 8, lambda r: (safe(r.get("why") or "", 300), ""), flex=True, drop=1),
+]
+
+WAVES = [
+    Column("id", "wave", 5, words("id", 12, "strong"), order=run_number),
+    Column("done", "done", 8, lambda r: (f"{number(r.get('ended'))}/{number(r.get('total'))}", ""), "right"),
+    Column("running", "live", 4, figures("running"), "right", drop=2),
+    Column("best", "best", 8, figures("best", 6, style="good"), "right", order=order("best")),
+    Column("factors", "factors", 20, lambda r: (factor_text(r), ""), flex=True),
+    Column("title", "title", 14, lambda r: (safe(r.get("title") or r.get("hypothesis") or "", 200), "muted"), flex=True, drop=1),
+    Column("agent", "by", 10, words("agent", 30, "muted"), drop=4),
+    Column("age", "age", 5, lambda r: (clock(r.get("age_s")), "muted"), "right", drop=3),
+]
+
+HOSTS = [
+    Column("name", "host", 14, words("name", 30, "strong"), order=lambda r: str(r.get("name"))),
+    Column("kind", "kind", 5, words("kind", 10, "muted"), drop=3),
+    Column("state", "state", 10, lambda r: host_state(r), order=lambda r: str(r.get("state"))),
+    Column("since", "since", 6, lambda r: (clock(r.get("since_s")), "muted"), "right", drop=2),
+    Column("gpus", "GPUs", 5, lambda r: (f"{number(r.get('busy'))}/{number(r.get('gpus'))}", ""), "right"),
+    Column("disk", "disk", 8, lambda r: (number((r.get("disk_free_mib") or 0) / 1024 or None, 0, " GiB"), ""), "right", drop=1),
+    Column("checked", "checked", 8, lambda r: (clock(r.get("checked_s")), "muted"), "right", drop=4),
+    Column("error", "", 10, lambda r: (safe(r.get("error") or "", 300), "bad"), flex=True),
+]
+
+
+def factor_text(row: Mapping[str, Any]) -> str:
+    """`DEPTH 4, 6, 8 × LR 0.02, 0.04`."""
+    return " × ".join(
+        f"{safe(k, 30)} {', '.join(value_text(v) for v in values)}" for k, values in (row.get("factors") or {}).items()
+    ) or plural(int(row.get("repeats") or 1), "repeat")
+
+
+def host_state(row: Row) -> Span:
+    """The state of a host, and what a human told it."""
+    state = safe(row.get("state"), 12)
+    if row.get("paused"):
+        return (f"‖ {state}", "warn")
+    if row.get("drain"):
+        return (f"↓ {state}", "warn")
+    glyph, style = {"up": ("●", "good"), "down": ("✕", "bad"), "unfit": ("!", "bad"), "new": ("·", "muted"), "removed": ("×", "muted")}.get(
+        state, ("·", "")
+    )
+    return (f"{glyph} {state}", style)
+
+
+def event_rows(events: Iterable[Event], now: float) -> list[Row]:
+    """Events as rows."""
+    return [
+        {"event": str(e.id), "age_s": now - e.at, "who": e.who, "verb": e.verb, "subject": e.subject, "why": e.why or _detail(e.detail)}
+        for e in events
+    ]
+
+
+def flag_rows(found: Iterable[Flag], now: float) -> list[Row]:
+    """Flags that are up, in the form of events: worst first."""
+    rank = {"bad": 0, "warn": 1, "info": 2}
+    rows = sorted(found, key=lambda f: (rank.get(str(f.severity), 3), -f.raised_at))
+    return [
+        {
+            "event": f"flag:{f.subject}:{f.kind}",
+            "age_s": now - f.raised_at,
+            "who": "flag",
+            "verb": f.kind,
+            "subject": f.subject,
+            "why": f.evidence,
+            "flags": [{"kind": f.kind}],
+            "style": "bad" if f.severity == "bad" else "warn" if f.severity == "warn" else "",
+        }
+        for f in rows
+    ]
+
+
+def _detail(detail: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{k} {v}" for k, v in (detail or {}).items() if v not in (None, False, [], {}))

@@ -1,0 +1,199 @@
+"""What a wave's page shows: heat map, main effects with error bars, interactions, and what is not known; rows made by pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner import queries
+from runner.lab import Lab
+from runner.records import Json
+from runner.research.effects import Analysis
+from runner.research.waves import HeatMap, analyse_wave, heat_map
+
+from .lines import Line, Span, crop, fit, safe
+from .words import clock, number, plural, value_text
+
+SHADES = " ░▒▓█"
+CELL = 9
+BADGES = {"clear": ("clear", "good"), "within noise": ("within noise", "warn"), "unknown": ("noise unknown", "muted")}
+
+
+@dataclass(frozen=True, slots=True)
+class WaveView:
+    """A wave, its runs, and what they say."""
+
+    wave: Json
+    runs: tuple[Json, ...]
+    analysis: Analysis
+    heat: HeatMap | None
+    duplicates: Mapping[str, tuple[str, ...]]
+
+
+class WaveLoader:
+    """Reads one wave; `pair` chooses the two factors of the heat map."""
+
+    def __init__(self, wave_id: str) -> None:
+        self.wave_id = wave_id
+        self.pair = 0
+
+    def __call__(self, lab: Lab) -> WaveView:
+        """One view. Raised: UnknownName."""
+        wave = queries.known_wave(lab, self.wave_id)
+        runs = lab.store.runs("wave_id = ?", (wave.id,))
+        pairs = factor_pairs(wave.factors)
+        chosen = pairs[self.pair % len(pairs)] if pairs else None
+        same: dict[str, list[str]] = {}
+        for run in runs:
+            same.setdefault(run.effective_sha, []).append(run.id)
+        return WaveView(
+            queries.wave_object(lab, wave), tuple(queries.run_objects(lab, runs)), analyse_wave(lab, wave.id),
+            heat_map(lab, wave.id, *chosen) if chosen else None, {ids[0]: tuple(ids[1:]) for ids in same.values() if len(ids) > 1},
+        )  # fmt: skip
+
+
+def factor_pairs(factors: Mapping[str, Sequence[Any]]) -> list[tuple[str, str]]:
+    """Every pair of factors with more than one level, in order."""
+    names = [n for n, values in factors.items() if len(values) > 1]
+    return [(a, b) for i, a in enumerate(names) for b in names[i + 1 :]]
+
+
+def heading(view: WaveView, now: float, width: int) -> list[Line]:
+    """What the wave is and how far it got."""
+    wave = view.wave
+    done = Line((f"{safe(wave['id'], 12)} ", "title"), (safe(wave.get("title") or wave.get("kind"), 80), "strong"))
+    done.add(f"   {wave['ended']}/{wave['total']} ended, {wave['running']} live, {wave['queued']} waiting", "")
+    done.add(f"   best {number(wave.get('best'), 6)}", "good").add(
+        f"   by {safe(wave.get('agent'), 40)} {clock(now - wave['created_at'])} ago", "muted"
+    )
+    out = [done.fitted(width)]
+    if wave.get("hypothesis"):
+        out.append(Line((crop(safe(wave["hypothesis"], 300), width), "muted")))
+    return out
+
+
+def shade(value: float, low: float, high: float) -> str:
+    """The lower (the better), the darker."""
+    if high <= low:
+        return SHADES[2]
+    return SHADES[4 - min(4, int((value - low) / (high - low) * 4.999))]
+
+
+def heat_lines(heat: HeatMap | None, pairs: int, width: int) -> list[Line]:
+    """The heat map of two factors; a cell without a result is a dot."""
+    if heat is None:
+        return [Line(("no two factors vary: there is no map", "muted"))]
+    real = [v for row in heat.values for v in row if v is not None]
+    names = [fit(value_text(v), CELL, "right") for v in heat.columns]
+    wide = min(24, max(len(value_text(v)) for v in heat.rows) + 1)
+    room = max(1, (width - wide) // (CELL + 1))
+    out = [
+        Line(
+            (crop(safe(heat.row_factor, 40), wide), "accent"),
+            (" " * max(1, wide - len(crop(safe(heat.row_factor, 40), wide))), ""),
+            (safe(heat.column_factor, 40), "accent"),
+        )
+    ]
+    out.append(Line((" " * wide, ""), (" ".join(names[:room]), "muted"), (" …" if len(names) > room else "", "muted")))
+    for level, row in zip(heat.rows, heat.values, strict=True):
+        line = Line((fit(value_text(level), wide), "muted"))
+        for value in row[:room]:
+            line.extend(_cell(value, real)).add(" ")
+        out.append(line)
+    if pairs > 1:
+        out.append(Line((f"v: the next of {pairs} pairs", "muted")))
+    return out
+
+
+def _cell(value: float | None, real: list[float]) -> list[Span]:
+    if value is None:
+        return [(fit("·", CELL, "right"), "track")]
+    low, high = min(real), max(real)
+    style = "good" if value == low else "muted" if value == high and high > low else ""
+    return [(f"{shade(value, low, high)} ", "bar"), (fit(number(value, 4), CELL - 2, "right"), style)]
+
+
+def effect_lines(analysis: Analysis, width: int) -> list[Line]:
+    """Main effects by factor, each level with its bar around the mean, then interactions, prediction and notes."""
+    out: list[Line] = []
+    reach = max((abs(e.effect) + (e.se or 0) for e in analysis.effects if e.effect is not None), default=0.0)
+    bar_wide = max(8, min(30, width - 40))
+    for factor in analysis.factors:
+        text, style = BADGES.get(factor.badge, (factor.badge, "muted"))
+        out.append(
+            Line(
+                (safe(factor.factor, 30), "accent"),
+                (
+                    f"  best {value_text(factor.best)}, {number(factor.gain, 4)} ± {number(factor.se, 4)} "
+                    f"better than {value_text(factor.worst)}  ",
+                    "",
+                ),
+                (text, style),
+            )
+        )
+        out += [_effect(e.level, e.effect, e.se, e.n, reach, bar_wide) for e in analysis.effects if e.factor == factor.factor]
+    found = sorted((i for i in analysis.interactions if i.effect is not None and i.clear), key=lambda i: -abs(i.effect or 0))
+    if found:
+        out.append(Line(("Interactions clear of the noise", "title")))
+        out += [
+            Line(
+                (" × ".join(f"{safe(f, 30)}={value_text(v)}" for f, v in zip(i.factors, i.levels, strict=True)), ""),
+                (f"  {i.effect:+.4f} ± {number(i.se, 4)}", "accent"),
+            )
+            for i in found[:6]
+        ]
+    out += _predictions(analysis)
+    return out + [Line((safe(n, 300), "muted")) for n in analysis.notes]
+
+
+def _effect(level: Any, effect: float | None, se: float | None, n: int, reach: float, wide: int) -> Line:
+    """One level: its deviation as a bar left or right of the wave's mean, with the error as a whisker."""
+    line = Line((fit(value_text(level), 12, "right") + " ", ""))
+    if effect is None or reach <= 0:
+        return line.add("no result", "muted")
+    half = wide // 2
+    cells = [" "] * (2 * half + 1)
+    at = half + round(effect / reach * half)
+    for i in range(min(half, at), max(half, at) + 1):
+        cells[i] = "━"
+    for i in range(
+        max(0, half + round((effect - (se or 0)) / reach * half)), min(2 * half, half + round((effect + (se or 0)) / reach * half)) + 1
+    ):
+        cells[i] = "─" if cells[i] == " " else cells[i]
+    cells[half] = "│"
+    return line.add("".join(cells), "good" if effect < 0 else "").add(f" {effect:+.4f} ± {number(se, 4)}  n {n}", "muted")
+
+
+def _predictions(analysis: Analysis) -> list[Line]:
+    out = []
+    for name, found in (("best seen", analysis.observed_best), ("predicted best", analysis.predicted_best)):
+        if found is not None:
+            cell = ", ".join(f"{safe(k, 30)}={value_text(v)}" for k, v in found.cell.items())
+            out.append(
+                Line(
+                    (fit(name, 16), "title"),
+                    (f"{number(found.value, 6)} ± {number(found.se, 4)}  ", ""),
+                    (cell, ""),
+                    ("" if found.ran else "  (not run)", "warn"),
+                )
+            )
+    if analysis.sd is not None:
+        out.append(
+            Line(
+                (
+                    f"noise ±{number(analysis.sd, 5)} from {safe(analysis.sd_from, 20)}, {analysis.dof} dof; "
+                    f"{plural(analysis.completed, 'result')} of {analysis.runs}",
+                    "muted",
+                )
+            )
+        )
+    return out
+
+
+def duplicate_lines(view: WaveView) -> list[Line]:
+    """Runs whose sources do the same."""
+    return [
+        Line((f"{safe(first, 12)} and {', '.join(safe(i, 12) for i in others)} are the same source in effect", "muted"))
+        for first, others in view.duplicates.items()
+    ]

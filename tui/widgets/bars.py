@@ -1,0 +1,173 @@
+"""The line above every page, the alerts under it, and the keys below: pure functions from a snapshot to rows.
+
+The header says how the night goes; the alerts say what costs GPU time right now, worst first, with evidence and the key that helps.
+"""
+
+from __future__ import annotations
+
+import time
+
+from runner.queries import LabState
+from runner.records import Flag
+
+from ..lines import Line, Span, safe
+from ..snapshot import Snapshot
+from ..words import clock, number, plural
+
+STALE_S = 5.0
+Alert = tuple[str, str]  # (severity: bad, warn, info; sentence)
+_ORDER = {"bad": 0, "warn": 1, "info": 2}
+
+
+def header(snapshot: Snapshot, width: int, now: float, *, readonly: bool = False, frozen: bool = False) -> Line:
+    """The night in a row; what matters least leaves first when the room is short."""
+    parts = _parts(snapshot, now, readonly, frozen)
+    kept = [p for p in parts if p[1]]
+    while len(kept) > 2 and sum(len(_text(p[1])) + 3 for p in kept) > width:
+        worst = max(p[0] for p in kept)
+        if worst == 0:
+            break
+        kept.remove(next(p for p in reversed(kept) if p[0] == worst))
+    line = Line((" ", ""))
+    for i, (_, spans) in enumerate(kept):
+        line.add(" │ " if i else "", "track").extend(spans)
+    return line
+
+
+def _text(spans: list[Span]) -> str:
+    return "".join(t for t, _ in spans)
+
+
+def _parts(snapshot: Snapshot, now: float, readonly: bool, frozen: bool) -> list[tuple[int, list[Span]]]:
+    """(how soon it may leave, spans) of each fact."""
+    name: list[Span] = [("Overnight", "title")]
+    where: list[Span] = [(safe("/".join(snapshot.lab.rstrip("/").split("/")[-2:]), 40), "muted")]
+    mode: list[Span] = ([("read-only", "warn")] if readonly else []) + ([(" FROZEN z", "warn")] if frozen else [])
+    state = snapshot.state
+    if state is None:
+        return [
+            (0, name),
+            (4, where),
+            (1, mode),
+            (1, [("reading the lab …" if snapshot.problem is None else "the lab cannot be read", "muted")]),
+        ]
+    age = now - snapshot.at
+    stale: list[Span] = [(f"data {clock(age)} old", "warn")] if age > STALE_S else []
+    queue: list[Span] = [(f"queue {state.queued}", "")]
+    if state.paused:
+        queue.append((" PAUSED p", "warn"))
+    if state.proposed:
+        queue.append((f" +{state.proposed} to approve", "warn"))
+    gpus: list[Span] = [
+        (f"{state.total_gpus - state.idle_gpus}/{plural(state.total_gpus, 'GPU')} busy", "warn" if state.idle_gpus and state.queued else "")
+    ]
+    best: list[Span] = (
+        [("best ", "muted"), (number(state.best_bpb, 6), "good"), (f" {safe(state.best_id, 12)}", "muted")] if state.best_id else []
+    )
+    calls: list[Span] = [("agent ", "muted"), (f"{clock(state.last_agent_call_s)} ago", "")] if state.last_agent_call_s is not None else []
+    left = _left(state)
+    speed: list[Span] = [(str(state.runs_last_hour), ""), (" runs/h", "muted")]
+    daemon: list[Span] = [("●", "good")] if state.daemon_alive else [("○ no daemon", "bad")]
+    return [
+        (0, name),
+        (8, where),
+        (0, daemon),
+        (0, stale),
+        (1, mode),
+        (1, gpus),
+        (2, queue),
+        (5, speed),
+        (3, best),
+        (7, left),
+        (6, calls),
+        (9, [(time.strftime("%H:%M", time.localtime(now)), "muted")]),
+    ]
+
+
+def _left(state: LabState) -> list[Span]:
+    """What the policy's limits leave."""
+    parts = [
+        f"{state.runs_left} runs" if state.runs_left is not None else "",
+        f"{number(state.gpu_hours_left, 1)} GPU-h" if state.gpu_hours_left is not None else "",
+        f"{number(state.wall_hours_left, 1)} h" if state.wall_hours_left is not None else "",
+    ]
+    text = ", ".join(p for p in parts if p)
+    return [("left ", "muted"), (text, "")] if text else []
+
+
+def alerts(snapshot: Snapshot, now: float) -> list[Alert]:
+    """What is wrong or costs GPU time, worst first."""
+    found: list[Alert] = []
+    if snapshot.problem:
+        found.append(("bad", safe(snapshot.problem, 300)))
+    state = snapshot.state
+    if state is None:
+        return found
+    if not state.daemon_alive:
+        found.append(
+            ("bad", "No daemon serves this lab: queued runs do not start. `overnight daemon start`, or the palette's Start the daemon.")
+        )
+    if state.policy_pending:
+        found.append(("warn", safe(state.policy_pending, 300)))
+    if state.proposed:
+        found.append(("warn", f"{plural(state.proposed, 'run')} wait for approval: a approves, A declines."))
+    found += _idle(snapshot, state)
+    found += [
+        ("bad", f"Host {safe(h.name, 30)} is {safe(h.state, 12)} for {clock(now - h.since)}: {safe(h.error, 160)}")
+        for h in snapshot.hosts
+        if h.state in ("down", "unfit")
+    ]
+    found += [
+        (
+            "bad",
+            f"{safe(g.get('host'), 30)}:{g.get('index')} is quarantined for {clock(g.get('since_s'))}: {safe(g.get('reason'), 160)}"
+            " (r releases it)",
+        )
+        for g in snapshot.gpus
+        if g.get("state") == "quarantined"
+    ]
+    found += [_flag(f, now) for f in snapshot.flags]
+    return sorted(dict.fromkeys(found), key=lambda a: _ORDER.get(a[0], 3))
+
+
+def _idle(snapshot: Snapshot, state: LabState) -> list[Alert]:
+    """Idle GPUs, with the reason that can be seen from here."""
+    idle = [g for g in snapshot.gpus if g.get("state") == "free" and not g.get("run")]
+    if not idle or not state.daemon_alive:
+        return []
+    longest = max((g.get("since_s") or 0.0) for g in idle)
+    what = f"{plural(len(idle), 'GPU')} idle, the longest for {clock(longest)}"
+    if state.paused and state.queued:
+        return [("warn", f"{what}: the queue is paused (p resumes) with {plural(state.queued, 'run')} waiting.")]
+    if longest < 20:
+        return []
+    if state.queued:
+        return [("warn", f"{what}, while {plural(state.queued, 'run')} wait: their GPU type or host does not fit, or a host is paused.")]
+    if state.last_agent_call_s is not None:
+        return [
+            (
+                "warn" if state.last_agent_call_s > 300 else "info",
+                f"{what}: the queue is empty; the agent's last call was {clock(state.last_agent_call_s)} ago.",
+            )
+        ]
+    return []
+
+
+def _flag(flag: Flag, now: float) -> Alert:
+    return (
+        str(flag.severity),
+        f"{safe(flag.subject, 20)} {safe(flag.kind, 30)}, {clock(now - flag.raised_at)}: {safe(flag.evidence, 200)}",
+    )
+
+
+def alert_lines(found: list[Alert], width: int, most: int) -> list[Line]:
+    """The alerts as at most `most` rows; the last row counts what is left out."""
+    glyphs = {"bad": "✕", "warn": "!", "info": "·"}
+    shown = found if len(found) <= most else found[: max(1, most - 1)]
+    out = [
+        Line((f" {glyphs.get(s, '·')} ", s if s != "info" else "muted"), (text, s if s != "info" else "muted")).fitted(width)
+        for s, text in shown
+    ]
+    if len(shown) < len(found):
+        out.append(Line((f"   and {len(found) - len(shown)} more: 5 shows the events and flags", "muted")).fitted(width))
+    return out[:most] if most else []

@@ -1,0 +1,306 @@
+"""A panel per GPU: cards where there is room, one line each where there is not, 1 to 64 of them.
+
+`choose_mode` is a pure function of count and room. A card is six rows: name, MFU with its history, use, power, and the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from textual import events
+from textual.binding import Binding, BindingType
+
+from ..lines import Line, Span, bar, crop, fit, safe, spark
+from ..snapshot import Snapshot
+from ..words import GPU_GLYPHS, STAGES, clock, gib, number, rate, short_gpu, throttled
+from .table import Column, Row, Table
+from .view import message_line
+
+CARD_HIGH = 6
+CARD_WIDE = 38
+STALE_S = 10.0
+
+
+def choose_mode(count: int, width: int, height: int) -> tuple[str, int, int]:
+    """(mode, cards beside each other, rows taken) for `count` GPUs in `width` x `height` cells."""
+    if count == 0:
+        return ("rows", 1, 3)
+    across = max(1, min(count, width // CARD_WIDE))
+    while across > 1 and -(-count // (across - 1)) == -(-count // across):
+        across -= 1  # as wide as they can be without another row of cards
+    high = -(-count // across) * CARD_HIGH
+    if high + 1 <= height and width >= CARD_WIDE:
+        return ("cards", across, high + 1)
+    return ("rows", 1, min(count + 2, height))
+
+
+def label(gpu: Row) -> str:
+    """`host:index`, or the host alone for a CPU slot."""
+    index = gpu.get("index")
+    return safe(gpu.get("host"), 20) + ("" if index is None else f":{index}")
+
+
+def mfu_text(gpu: Row) -> str:
+    """MFU in percent; `?` when the card's peak is not known; suspect figures say so."""
+    value = gpu.get("mfu_percent")
+    if isinstance(value, (int, float)):
+        return number(value, 1, "%") + ("!" if value > 100 else "")
+    return "?" if gpu.get("tok_s") is not None and gpu.get("index") is not None else "-"
+
+
+def _sample(gpu: Row) -> Mapping[str, Any]:
+    return gpu.get("sample") or {}
+
+
+def memory_text(gpu: Row) -> str:
+    """Memory used and there, in GiB."""
+    sample = _sample(gpu)
+    if sample.get("mem_used_mib") is None:
+        return "-"
+    return f"{gib(sample['mem_used_mib'])}/{number((sample.get('mem_total_mib') or 0) / 1024 or None)}G"
+
+
+def power_text(gpu: Row) -> str:
+    """Watts drawn and allowed: a capped card honestly reads low."""
+    sample = _sample(gpu)
+    if sample.get("power_w") is None:
+        return "-"
+    return f"{number(sample['power_w'])}/{number(sample.get('power_limit_w'))}W"
+
+
+def heat(gpu: Row) -> Span:
+    """Temperature, warm at 80 and hot at 88 degrees."""
+    value = _sample(gpu).get("temp_c")
+    style = "" if not isinstance(value, (int, float)) or value < 80 else "warn" if value < 88 else "bad"
+    return (number(value, 0, "°C"), style)
+
+
+def note(gpu: Row) -> Span:
+    """What is wrong with the GPU or slows it; empty when nothing."""
+    if gpu.get("state") in ("quarantined", "lost", "foreign"):
+        return (safe(gpu.get("reason") or gpu.get("state"), 80), "bad" if gpu["state"] != "foreign" else "warn")
+    if _sample(gpu).get("error"):
+        return (safe(_sample(gpu)["error"], 80), "warn")
+    age = gpu.get("sample_age_s")
+    if isinstance(age, (int, float)) and age > STALE_S:
+        return (f"no data for {clock(age)}", "warn")
+    slow = throttled(_sample(gpu).get("throttle"))
+    return (slow, "warn") if slow not in ("", "-") else ("", "")
+
+
+def stage_text(gpu: Row) -> Span:
+    """What the GPU is doing, in a word."""
+    run = gpu.get("run_object") or {}
+    if gpu.get("run"):
+        word = STAGES.get(str(run.get("stage")), "") or safe(run.get("phase") or "run", 12)
+        return (word, "warn" if run.get("phase") == "unreachable" else "")
+    state = safe(gpu.get("state"), 12)
+    return ("idle" if state == "free" else state, GPU_GLYPHS.get(str(gpu.get("state")), ("", ""))[1])
+
+
+def figure(run: Row) -> str:
+    """The newest figure of a run: its result, else its loss."""
+    if run.get("val_bpb") is not None:
+        return f"val {number(run['val_bpb'], 4)}"
+    return f"loss {number(run.get('loss'), 4)}"
+
+
+def eta(run: Row) -> str:
+    """Time left of the budget."""
+    return clock(run.get("remaining_s"))
+
+
+def history(gpu: Row) -> list[float | None]:
+    """The newest MFU figures, or utilisation where there is no MFU."""
+    return list(gpu.get("history") or [])
+
+
+def steady(values: list[float | None], width: int) -> str:
+    """A history from 0 to a little above its highest: a steady rate looks steady, a dip shows."""
+    high = max((v for v in values if v is not None and v == v and abs(v) != float("inf")), default=0.0)
+    return spark(values, width, 0, high * 1.2 if high > 0 else 1.0)
+
+
+COLUMNS = [
+    Column("gpu", "GPU", 9, lambda g: (label(g), "strong"), order=label),
+    Column("name", "card", 12, lambda g: (short_gpu(g.get("name")), "muted"), drop=7, order=lambda g: str(g.get("name"))),
+    Column(
+        "run",
+        "run",
+        7,
+        lambda g: (
+            GPU_GLYPHS.get(str(g.get("state")), ("·", ""))[0] + safe(g.get("run") or "", 8),
+            GPU_GLYPHS.get(str(g.get("state")), ("", ""))[1],
+        ),
+    ),
+    Column("stage", "doing", 7, stage_text, drop=4),
+    Column(
+        "share",
+        "done",
+        5,
+        lambda g: (number(100 * g["run_object"]["share"], 0, "%") if (g.get("run_object") or {}).get("share") is not None else "-", ""),
+        "right",
+    ),
+    Column("eta", "left", 5, lambda g: (eta(g.get("run_object") or {}), ""), "right", drop=3),
+    Column("mfu", "MFU", 6, lambda g: (mfu_text(g), "accent"), "right", order=lambda g: g.get("mfu_percent")),
+    Column("spark", "", 8, lambda g: (steady(history(g), 8), "good"), drop=6),
+    Column(
+        "util", "util", 4, lambda g: (number(_sample(g).get("util_pct"), 0, "%"), ""), "right", order=lambda g: _sample(g).get("util_pct")
+    ),
+    Column("mem", "memory", 9, lambda g: (memory_text(g), ""), "right", drop=2),
+    Column("power", "power", 9, lambda g: (power_text(g), ""), "right", drop=2),
+    Column("temp", "heat", 5, heat, "right", drop=1, order=lambda g: _sample(g).get("temp_c")),
+    Column("figure", "figure", 11, lambda g: (figure(g["run_object"]) if g.get("run_object") else "", ""), drop=5),
+    Column("tok", "tok/s", 6, lambda g: (rate(g.get("tok_s")), ""), "right", drop=8),
+    Column("note", "", 4, note, drop=9, flex=True),
+]
+
+
+def card(gpu: Row, width: int, selected: bool) -> list[Line]:
+    """Six rows of one GPU in exactly `width` cells."""
+    inner, run = width - 4, gpu.get("run_object") or {}
+    edge = "accent" if selected else "track"
+    glyph, style = GPU_GLYPHS.get(str(gpu.get("state")), ("·", ""))
+    right = f" {safe(gpu['run'], 12)} " if gpu.get("run") else f" {stage_text(gpu)[0]} "
+    name = crop(f" {label(gpu)} {short_gpu(gpu.get('name'))} ", max(4, inner - len(right) - 3))
+    top = Line(("╭─", edge), (glyph, style), (name, "strong"))
+    top.add("─" * max(0, width - top.width - len(right) - 2), edge).add(right, "title" if gpu.get("run") else style).add("─╮", edge)
+    rows = [
+        Line(("MFU ", "muted"), (fit(mfu_text(gpu), 7, "right"), "accent"), (" ", ""), (steady(history(gpu), max(4, inner - 12)), "good")),
+        Line(
+            ("use ", "muted"),
+            (fit(number(_sample(gpu).get("util_pct"), 0, "%"), 4, "right"), ""),
+            ("  mem ", "muted"),
+            (memory_text(gpu), ""),
+            ("  ", ""),
+            heat(gpu),
+        ),
+        Line(("pow ", "muted"), (power_text(gpu), ""), ("  ", ""), note(gpu)),
+        _progress(gpu, run, inner),
+    ]
+    out = [top.fitted(width)]
+    out += [Line(("│ ", edge)).extend(r.fitted(inner).spans).add(" │", edge) for r in rows]
+    return [*out, Line(("╰" + "─" * (width - 2) + "╯", edge))]
+
+
+def _progress(gpu: Row, run: Row, inner: int) -> Line:
+    """Stage, bar, share, time left and figure of the run; for an idle GPU, since when."""
+    if not gpu.get("run"):
+        since = clock(gpu.get("since_s"))
+        return Line((f"{stage_text(gpu)[0]} for {since}", GPU_GLYPHS.get(str(gpu.get("state")), ("", "muted"))[1]))
+    share = run.get("share")
+    tail = f" {number(100 * share if share is not None else None, 0, '%'):>4} {eta(run):>5} {figure(run)}"
+    head = fit(stage_text(gpu)[0], 8)
+    return Line((head, stage_text(gpu)[1])).extend(bar(share, max(3, inner - len(head) - len(tail)))).add(tail)
+
+
+class GpuWall(Table):
+    """All GPUs, as cards or as rows; Enter opens the run on the GPU under the cursor."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("h,left", "across(-1)", "left", show=False),
+        Binding("l,right", "across(1)", "right", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(COLUMNS, key="uuid", id=id, title="GPUs", empty="no GPU is known yet: the daemon looks for them when it starts")
+        self.mode, self.beside = "rows", 1
+        self._cards: dict[int, tuple[Row, int, bool, list[Line]]] = {}
+
+    def show_snapshot(self, snapshot: Snapshot) -> None:
+        """Take the GPUs of a snapshot, each with its run and its history."""
+        self.show(
+            [
+                {**g, "run_object": snapshot.live.get(str(g.get("run"))), "history": snapshot.history.get(str(g.get("uuid")), ())}
+                for g in snapshot.gpus
+            ]
+        )
+
+    def set_mode(self, mode: str, beside: int) -> None:
+        """Cards or rows; chosen by the screen from the room there is."""
+        if (mode, beside) != (self.mode, self.beside):
+            self.mode, self.beside = mode, beside
+            self.fixed = 0 if mode == "cards" else 1
+            self._drawn.clear()
+            self.refresh()
+            self.changed()
+
+    @property
+    def count(self) -> int:
+        """Rows of text."""
+        if self.mode == "rows" or not self.rows:
+            return super().count
+        return -(-len(self.rows) // self.beside) * CARD_HIGH
+
+    def line_at(self, index: int, width: int) -> Line:
+        """A table row, or the slice of the cards that lies on this row."""
+        if self.mode == "rows":
+            return super().line_at(index, width)
+        if not self.rows:
+            return message_line(self.empty, width)
+        first, wide = index // CARD_HIGH * self.beside, width // self.beside
+        line = Line()
+        for at in range(first, min(first + self.beside, len(self.rows))):
+            line.extend(self._card(at, wide)[index % CARD_HIGH].spans)
+        return line
+
+    def _card(self, at: int, width: int) -> list[Line]:
+        row, selected = self.rows[at], at == self.cursor and self.has_focus
+        kept = self._cards.get(at)
+        if kept is not None and kept[0] is row and kept[1] == width and kept[2] == selected:
+            return kept[3]
+        made = card(row, width, selected)
+        self._cards[at] = (row, width, selected, made)
+        return made
+
+    def action_across(self, by: int) -> None:
+        """Move to the card beside."""
+        self._go(self.cursor + by)
+
+    def action_move(self, by: int) -> None:
+        """Move to the card below or above."""
+        self._go(self.cursor + by * (self.beside if self.mode == "cards" else 1))
+
+    def _go(self, index: int) -> None:
+        if self.mode == "rows":
+            super()._go(index)
+            return
+        if not self.rows:
+            return
+        self.cursor = max(0, min(index, len(self.rows) - 1))
+        self.cursor_key = str(self.rows[self.cursor]["uuid"])
+        top = self.cursor // self.beside * CARD_HIGH
+        if top < round(self.scroll_y) or top + CARD_HIGH > round(self.scroll_y) + self.rows_high:
+            self.scroll_to(y=top, animate=False)
+        self.post_message(self.Moved(self, self.cursor_key))
+        self.changed()
+
+    def on_focus(self) -> None:
+        """Show which card the keys act on."""
+        self.changed()
+
+    def on_blur(self) -> None:
+        """No card is selected while another pane has the keys."""
+        self.changed()
+
+    def on_click(self, event: events.Click) -> None:
+        """A click selects a card; a second one opens its run."""
+        if self.mode == "rows":
+            return  # Textual calls the table's own handler next
+        event.prevent_default()
+        offset = event.get_content_offset(self)
+        if offset is None or not self.rows:
+            return
+        wide = max(1, self.scrollable_content_region.width // self.beside)
+        at = (offset.y + round(self.scroll_y)) // CARD_HIGH * self.beside + min(self.beside - 1, offset.x // wide)
+        if at < len(self.rows):
+            again = at == self.cursor and event.chain > 1
+            self._go(at)
+            if again:
+                self.action_choose()
+
+    def run_ids(self) -> list[str]:
+        """The runs on the marked GPUs, or on the one under the cursor."""
+        keys = set(self.selected())
+        return [str(r["run"]) for r in self.rows if r["uuid"] in keys and r.get("run")]

@@ -1,0 +1,180 @@
+"""The one way panes reach the screen: rows that are redrawn only in the columns that changed.
+
+Textual's tables repaint themselves whole on any change (34 kB a second over ssh at 1 Hz); a pane here compares each visible row with
+what it drew last and marks the differing columns dirty. Subclasses give `count` and `line_at`, and call `changed()`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.geometry import Region, Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from ..lines import STYLES, Line, changed_columns, crop
+
+
+class View(ScrollView, can_focus=True):
+    """A focusable pane of rows; `fixed` rows at the top do not scroll."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"view--{s}" for s in STYLES}
+    DEFAULT_CSS = """
+    View {
+        background: $background; color: $foreground; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; overflow-x: hidden;
+        border-top: solid $surface-lighten-2; border-title-color: $text-muted; border-title-style: none;
+        border-subtitle-color: $text-muted; border-subtitle-align: right;
+        scrollbar-color: $surface-lighten-3; scrollbar-background: $background; scrollbar-background-hover: $background;
+        &:focus { border-top: solid $accent; border-title-color: $accent; border-title-style: bold; }
+        & > .view--good { color: $text-success; }
+        & > .view--warn { color: $text-warning; }
+        & > .view--bad { color: $text-error; text-style: bold; }
+        & > .view--muted { color: $text-muted; }
+        & > .view--accent { color: $text-accent; }
+        & > .view--strong { text-style: bold; }
+        & > .view--head { color: $text-muted; text-style: underline; }
+        & > .view--title { color: $text-accent; text-style: bold; }
+        & > .view--key { color: $text-accent; text-style: bold; }
+        & > .view--bar { color: $success; }
+        & > .view--track { color: $surface-lighten-2; }
+        & > .view--own { color: $text-accent; text-style: bold; }
+        & > .view--best { color: $text-success; }
+        & > .view--parent { color: $text-warning; }
+        & > .view--mark { color: $text-warning; text-style: bold; }
+        & > .view--cursor { background: $surface-lighten-1; }
+        &:focus > .view--cursor { background: $primary-muted; text-style: bold; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j,down", "scroll_down", "down", show=False),
+        Binding("k,up", "scroll_up", "up", show=False),
+        Binding("g,home", "scroll_home", "top", show=False),
+        Binding("G,end", "scroll_end", "bottom", show=False),
+        Binding("ctrl+d,pagedown", "page_down", "page down", show=False),
+        Binding("ctrl+u,pageup", "page_up", "page up", show=False),
+    ]
+    fixed = 0
+
+    def __init__(self, *, id: str | None = None, title: str = "", classes: str | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self._drawn: dict[int, Line] = {}
+        self._styles_by_word: dict[str, Style] = {}
+        self.caption(title)
+
+    # what subclasses give
+
+    @property
+    def count(self) -> int:
+        """Rows there are, the fixed ones left out."""
+        return 0
+
+    def line_at(self, index: int, width: int) -> Line:
+        """The row `index`; the fixed rows are -fixed..-1."""
+        return Line()
+
+    # drawing
+
+    @property
+    def rows_high(self) -> int:
+        """Scrolling rows that fit."""
+        return max(0, self.scrollable_content_region.height - self.fixed)
+
+    def caption(self, title: str, right: str = "") -> None:
+        """Name the pane; the text is never markup."""
+        self.border_title = Content(title) if title else None
+        self.border_subtitle = Content(right) if right else None
+
+    def _row_of(self, y: int) -> Line:
+        width = self.scrollable_content_region.width
+        index = y - self.fixed if y < self.fixed else y - self.fixed + round(self.scroll_y)
+        if index >= self.count or width <= 0:
+            return Line()
+        return self.line_at(index, width).fitted(width)
+
+    def render_line(self, y: int) -> Strip:
+        """Draw one row and remember it."""
+        line = self._row_of(y)
+        self._drawn[y] = line
+        base = self.rich_style
+        if line.style:
+            base += self._style(line.style)
+        segments = [Segment(text, base + self._style(style) if style else base) for text, style in line.spans]
+        return Strip(segments, line.width).extend_cell_length(self.size.width, base)
+
+    def _style(self, word: str) -> Style:
+        found = self._styles_by_word.get(word)
+        if found is None:
+            found = self.get_component_rich_style(f"view--{word}", partial=True)
+            if word != "cursor":
+                found = Style(color=found.color, bold=found.bold, underline=found.underline)
+            self._styles_by_word[word] = found
+        return found
+
+    def notify_style_update(self) -> None:
+        """A theme or the focus changed: what was drawn and the cached styles are void."""
+        self._styles_by_word.clear()
+        self._drawn.clear()
+        super().notify_style_update()
+
+    def changed(self) -> None:
+        """Repaint what differs from the screen, and nothing else."""
+        wanted = Size(self.scrollable_content_region.width, self.count + self.fixed)
+        if wanted.height != self.virtual_size.height:
+            self.virtual_size = wanted
+            self.refresh()
+            return
+        width = self.scrollable_content_region.width
+        dirty = []
+        for y in range(self.scrollable_content_region.height):
+            old = self._drawn.get(y)
+            columns = changed_columns(old, self._row_of(y), width)
+            if columns is not None and old is not None:
+                dirty.append(Region(columns[0], y, columns[1] - columns[0], 1))
+        if dirty:
+            self.refresh(*dirty)
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Draw all again: every row is cut to the width."""
+        self._drawn.clear()
+        self.virtual_size = Size(self.scrollable_content_region.width, self.count + self.fixed)
+
+
+class Lines(View):
+    """A pane whose rows were made elsewhere: `show(lines)`."""
+
+    def __init__(self, *, id: str | None = None, title: str = "", classes: str | None = None) -> None:
+        super().__init__(id=id, title=title, classes=classes)
+        self.lines: list[Line] = []
+
+    @property
+    def count(self) -> int:
+        """Rows shown."""
+        return len(self.lines)
+
+    def line_at(self, index: int, width: int) -> Line:
+        """The row as given."""
+        return self.lines[index]
+
+    def show(self, lines: list[Line]) -> None:
+        """Replace the rows; only differences are drawn."""
+        self.lines = lines
+        self.changed()
+
+
+class Strips(Lines, can_focus=False):
+    """Rows without a border that take no focus: header and alerts."""
+
+    DEFAULT_CSS = """
+    Strips { border: none; height: 1; overflow: hidden hidden; }
+    """
+
+
+def message_line(text: str, width: int, style: str = "muted") -> Line:
+    """One centred row: what an empty or failed pane says."""
+    text = crop(text, width)
+    return Line((" " * max(0, (width - len(text)) // 2), ""), (text, style))
