@@ -15,6 +15,7 @@ from runner.errors import OvernightError
 from runner.lab import Lab
 from runner.submitting import trainer_text
 
+PROMPT_NAMES = ("start_research", "plan_wave", "review_night")
 MOST = 100  # the protocol's limit for one completion answer
 
 PLAN = """Plan the next wave for this lab. Goal: {goal}

@@ -14,17 +14,22 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import anyio
+from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver import MCPServer
+from mcp.shared.exceptions import MCPError
+from mcp.types import INVALID_PARAMS
 
 from mcp_server.desk import Desk
 from mcp_server.notices import Bus, watch
-from mcp_server.prompts import add_prompts
+from mcp_server.prompts import PROMPT_NAMES, add_prompts
 from mcp_server.resources import add_resources
-from mcp_server.tools import all_tools
-from runner.errors import OvernightError
+from mcp_server.tools import TOOL_NAMES, all_tools
+from runner.errors import OvernightError, UnknownName
 from runner.lab import find_lab
+from runner.text import one_line
 
 INSTRUCTIONS = (
     "Overnight runs training experiments on every GPU of this lab and ranks them. Start: list_gpus, leaderboard, and the prompt "
@@ -56,10 +61,22 @@ def build_server(desk: Desk) -> MCPServer[Desk]:
         lifespan=lifespan,
         log_level="WARNING",
         subscriptions=bus,
+        middleware=[refuse_unknown_names],
     )
     add_resources(server, desk)
     add_prompts(server, desk)
     return server
+
+
+async def refuse_unknown_names(ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
+    """Answer a call of a tool or prompt that does not exist as the protocol wants it, with the nearest name; the SDK would log a
+    traceback."""
+    known = {"tools/call": ("tool", TOOL_NAMES), "prompts/get": ("prompt", PROMPT_NAMES)}.get(ctx.method)
+    name = (ctx.params or {}).get("name")
+    if known is not None and isinstance(name, str) and name not in known[1]:
+        message = str(UnknownName(known[0], one_line(name, 80), known[1]))
+        raise MCPError(INVALID_PARAMS, f"{message} There are: {', '.join(known[1])}.")
+    return await call_next(ctx)
 
 
 def version() -> str:

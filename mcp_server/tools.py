@@ -26,3 +26,6 @@ def all_tools() -> list[LabTool]:
         LabTool.make(decide, title="Decide about a run", writes=True, idempotent=False),
         LabTool.make(cancel, title="Cancel runs", writes=True, destructive=True),
     ]
+
+
+TOOL_NAMES = tuple(tool.name for tool in all_tools())

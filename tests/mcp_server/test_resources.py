@@ -1,0 +1,106 @@
+"""Resources, prompts, completions and change notifications, as a client sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from mcp import Client, MCPError
+from mcp.types import PromptReference, ResourceTemplateReference, TextContent, TextResourceContents
+
+from mcp_server.desk import Desk
+from mcp_server.server import build_server
+from runner import verbs
+from runner.lab import Lab
+from runner.records import Submission, WaveRequest
+from tests.mcp_server.conftest import Agent
+from tests.runner.labs import finish
+
+pytestmark = pytest.mark.timeout(30)
+
+
+async def read(agent: Agent, uri: str) -> str:
+    """The text of a resource."""
+    (content,) = (await agent.client.read_resource(uri)).contents
+    assert isinstance(content, TextResourceContents)
+    return content.text
+
+
+async def test_every_resource_can_be_read(agent: Agent, lab: Lab) -> None:
+    verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [4, 6]}), who="mcp:mcp")
+    finish(lab, "r0001", 1.25)
+    lab.run_dir("r0001").mkdir(parents=True)
+    (lab.run_dir("r0001") / "out.log").write_text("step 1\rstep 2\n\x1b[31mdone\n")
+    listed = {str(r.uri) for r in (await agent.client.list_resources()).resources}
+    assert listed == {"lab://program", "lab://leaderboard"}
+    templates = {t.uri_template for t in (await agent.client.list_resource_templates()).resource_templates}
+    assert templates == {f"lab://runs/{{run_id}}{part}" for part in ("", "/log", "/source", "/diff")} | {"lab://waves/{wave_id}"}
+    assert json.loads(await read(agent, "lab://runs/r0001"))["val_bpb"] == 1.25
+    log = await read(agent, "lab://runs/r0001/log")
+    assert "untrusted" in log and "| step 2\n| done" in log and "\x1b" not in log
+    assert "DEPTH = 4" in await read(agent, "lab://runs/r0001/source")
+    assert "-DEPTH = 8\n" in await read(agent, "lab://runs/r0001/diff")
+    assert json.loads(await read(agent, "lab://waves/w1"))["total"] == 2
+    assert "r0001" in await read(agent, "lab://leaderboard")
+    with pytest.raises(MCPError, match="no run 'r0099'"):
+        await read(agent, "lab://runs/r0099/log")
+
+
+async def test_the_trainers_own_program_goes_before_the_shipped_one(agent: Agent, lab: Lab) -> None:
+    assert "Research program" in await read(agent, "lab://program")
+    (lab.policy().trainer.folder / "program.md").write_text("# mine\x1b[2J\n")
+    assert await read(agent, "lab://program") == "# mine\n"
+    prompt = await agent.client.get_prompt("start_research", {"goal": "a smaller model"})
+    content = prompt.messages[0].content
+    assert isinstance(content, TextContent) and "# mine" in content.text and "a smaller model" in content.text
+
+
+async def test_prompts_are_listed_and_rendered(agent: Agent) -> None:
+    prompts = {p.name for p in (await agent.client.list_prompts()).prompts}
+    assert prompts == {"start_research", "plan_wave", "review_night"}
+    content = (await agent.client.get_prompt("plan_wave", {"runs": "12", "constants": "DEPTH"})).messages[0].content
+    assert isinstance(content, TextContent) and "at most 12 runs" in content.text and "DEPTH" in content.text
+    with pytest.raises(MCPError, match="Did you mean plan_wave"):
+        await agent.client.get_prompt("plan_waves")
+    with pytest.raises(MCPError, match="Did you mean leaderboard"):
+        await agent.client.call_tool("leaderbord", {})
+
+
+async def test_ids_and_constants_are_completed(agent: Agent, lab: Lab) -> None:
+    for depth in (4, 6):
+        verbs.submit(lab, Submission(overrides={"DEPTH": depth}), who="cli")
+    template = ResourceTemplateReference(type="ref/resource", uri="lab://runs/{run_id}/log")
+    assert (await agent.client.complete(template, {"name": "run_id", "value": "r"})).completion.values == ["r0002", "r0001"]
+    assert (await agent.client.complete(template, {"name": "run_id", "value": "%"})).completion.values == []
+    plan = PromptReference(type="ref/prompt", name="plan_wave")
+    found = await agent.client.complete(plan, {"name": "constants", "value": "DEPTH,matrix"})
+    assert found.completion.values == ["DEPTH,MATRIX_LR"]
+
+
+async def test_a_listening_client_is_told_what_changed_and_nothing_else(desk: Desk, lab: Lab) -> None:
+    for depth in (4, 6):
+        verbs.submit(lab, Submission(overrides={"DEPTH": depth}), who="cli")
+    heard: list[str] = []
+    async with Client(build_server(desk)) as client:
+        async with client.listen(resource_subscriptions=["lab://runs/r0001", "lab://leaderboard"]) as changes:
+            # the watcher takes its first look within a second; a change before that look is part of what it starts from
+            await asyncio.sleep(0)
+
+            async def collect() -> None:
+                async for event in changes:
+                    heard.append(event.uri)
+                    if {"lab://runs/r0001", "lab://leaderboard"} <= set(heard):
+                        return
+
+            collecting = asyncio.create_task(collect())
+            for step in range(1, 200):
+                if collecting.done():
+                    break
+                lab.store.update_run("r0001", phase="running", step=step)
+                lab.store.update_run("r0002", phase="running", step=step)
+                if step == 30:
+                    finish(lab, "r0001", 1.0)
+                await asyncio.sleep(0.1)
+            await asyncio.wait_for(collecting, 5)
+    assert set(heard) == {"lab://runs/r0001", "lab://leaderboard"}
