@@ -126,6 +126,9 @@ def finish(answer: Answer, lab_line: str) -> tuple[str, dict[str, Any]]:
         output = fence(answer.output, max(200, int((left - 300) * 0.9)))
         left -= len(compact(output)) + 30
     tables = fit_tables(answer.tables, left)
+    # at most one table of an answer can be continued, so its cursor stands where every client finds it
+    cursor = next((c for t in tables.values() if (c := t.pop("cursor", None)) is not None), None)
+    tail = {**({"cursor": cursor} if cursor is not None else {}), **tail}
     structured = {**head, **tables, **({"output": output} if output else {}), **tail}
     return as_text(head, tables, output, tail), structured
 
@@ -173,6 +176,8 @@ def as_text(head: dict[str, Any], tables: dict[str, Any], output: str, tail: dic
         lines += table_lines(name, table)
     if output:
         lines.append(output)
+    if "cursor" in tail:
+        lines.append(f"cursor: {tail['cursor']}")
     lines += [f"note: {note}" for note in tail.get("notes", [])]
     if "next" in tail:
         lines.append(f"next: {tail['next']}")
@@ -188,6 +193,4 @@ def table_lines(name: str, table: dict[str, Any]) -> list[str]:
         count = f"{len(rows)} of {table['total']}" if "total" in table else str(len(rows))
         lines = [f"{name} ({count}):", "\t".join(table["columns"])]
         lines += ["\t".join(cell(v) for v in row) for row in rows]
-    if "cursor" in table:
-        lines.append(f"cursor: {table['cursor']}")
     return lines

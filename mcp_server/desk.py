@@ -24,7 +24,6 @@ log = logging.getLogger("overnight.mcp")
 
 T = TypeVar("T")
 THREADS = 6  # calls are short; more threads would only queue on the interpreter's lock
-RETRY_DAEMON_S = 10.0
 HEARD_EVERY_S = 5.0
 
 
@@ -40,7 +39,8 @@ class Desk:
         self._idle: queue.LifoQueue[Lab] = queue.LifoQueue()
         self._limiter: anyio.CapacityLimiter | None = None
         self._daemon_lock = threading.Lock()
-        self._daemon_tried_at = float("-inf")
+        self._waking: threading.Thread | None = None
+        self._daemon_trouble: str | None = None
         self._heard_at = float("-inf")
         self._closed = False
 
@@ -87,18 +87,22 @@ class Desk:
             verbs.heard_from(lab, who)
 
     def wake_daemon(self, lab: Lab) -> str | None:
-        """Start a daemon when none serves the lab; the sentence to show when that fails, None when all is well."""
-        if not self.start_daemon or queries.lab_state(lab).daemon_alive:
+        """Have a daemon started when none serves the lab, without waiting for it. None when one beats; else what to tell the caller."""
+        row = lab.store.daemon()
+        if not self.start_daemon or (row is not None and time.time() - row.beat_at < queries.DAEMON_STALE_S):
             return None
+        with self._daemon_lock:
+            if self._waking is None or not self._waking.is_alive():
+                self._waking = threading.Thread(target=self._start_daemon, name="wake-daemon", daemon=True)
+                self._waking.start()
+        return self._daemon_trouble or "The daemon is being started; what was submitted begins in a moment."
+
+    def _start_daemon(self) -> None:
         from runner.daemonctl import ensure_daemon  # costs its import only where a daemon is missing
 
-        with self._daemon_lock:
-            if time.monotonic() - self._daemon_tried_at < RETRY_DAEMON_S:
-                return None
-            self._daemon_tried_at = time.monotonic()
-            try:
-                ensure_daemon(lab)
-            except OvernightError as exc:
-                log.warning("the daemon did not start: %s", exc)
-                return f"Runs wait in the queue: the daemon did not start. {exc}"
-            return None
+        try:
+            self.borrow(ensure_daemon)
+            self._daemon_trouble = None
+        except OvernightError as exc:
+            self._daemon_trouble = f"Runs wait in the queue: the daemon did not start. {exc}"
+            log.warning("the daemon did not start: %s", exc)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -47,6 +46,8 @@ def build_server(desk: Desk) -> MCPServer[Desk]:
 
     @asynccontextmanager
     async def lifespan(_: MCPServer[Desk]) -> AsyncIterator[Desk]:
+        # A client may give up on a server that takes seconds to answer: the daemon starts beside the handshake.
+        await desk.with_lab(desk.wake_daemon)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch, desk, bus)
             yield desk
@@ -90,17 +91,22 @@ def version() -> str:
         return "0.1.0"
 
 
-def main(lab_path: Path | str | None = None, http: str | None = None, *, agent: str | None = None, allow_hosts: Sequence[str] = ()) -> int:
+def main(
+    lab_path: Path | str | None = None,
+    http: str | None = None,
+    *,
+    agent: str | None = None,
+    allow_hosts: Sequence[str] = (),
+    start_daemon: bool = True,
+) -> int:
     """Serve until the client closes stdin (or, with `http`, until interrupted); the exit code."""
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="overnight mcp: %(levelname)s %(message)s")
     try:
-        desk = Desk(find_lab(lab_path), agent=agent)
+        desk = Desk(find_lab(lab_path), agent=agent, start_daemon=start_daemon)
     except OvernightError as exc:
         sys.stderr.write(f"overnight mcp: {exc}\n")
         return exc.exit_code
     try:
-        # A client may give up on a server that takes seconds to answer: the daemon starts beside the handshake.
-        threading.Thread(target=wake, args=(desk,), name="wake-daemon", daemon=True).start()
         server = build_server(desk)
         if http is not None:
             from mcp_server.http import serve
@@ -121,11 +127,3 @@ def serve_stdio(server: MCPServer[Desk]) -> None:
     """Serve one client on stdin and stdout; a stray print from any library goes to stderr."""
     sys.stdout.flush()
     anyio.run(server.run_stdio_async)
-
-
-def wake(desk: Desk) -> None:
-    """Start the daemon; a failure is logged here and told to the agent with its first submission."""
-    try:
-        desk.borrow(desk.wake_daemon)
-    except OvernightError as exc:
-        logging.getLogger("overnight.mcp").warning("%s", exc)

@@ -69,7 +69,8 @@ def policy(context: typer.Context, json: JsonFlag = False) -> None:
     """The limits in force; `policy accept` takes over an edited hosts.toml."""
     if context.invoked_subcommand is not None:
         return
-    lab = lab_of(context, create=True)
+    lab = lab_of(context)
+    lab.sync_policy()
     found = shown(lab)
     if json:
         emit(lab, found)

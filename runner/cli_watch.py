@@ -262,6 +262,8 @@ def print_leaderboard(lab: Lab, board: dict[str, Any]) -> None:
 def what_of(lab: Lab, row: dict[str, Any]) -> str:
     """What the run of a leaderboard row tries; a wave's hypothesis is not repeated for each of its cells."""
     run = lab.store.run(row["id"])
+    if run and run.promoted_from:
+        return f"promoted from {run.promoted_from}"
     return what(None if run and run.cell else row["hypothesis"], (run.cell or run.overrides) if run else {})
 
 

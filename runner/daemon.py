@@ -75,9 +75,10 @@ class Daemon:
 
     async def close(self) -> None:
         """End the loops, write what was read, close the engines."""
-        for task in list(self.tasks):
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
+        while self.tasks:  # again and again: before Python 3.12 wait_for can swallow a cancellation
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.wait(self.tasks, timeout=0.5)
         with contextlib.suppress(LabError):
             follow.flush(self.roster)
             self.beat("stopped")
@@ -103,7 +104,7 @@ class Daemon:
 
     async def _loop(self, name: str, seconds: float, step: Callable[[], Awaitable[None]]) -> None:
         failures = 0
-        while True:
+        while not self.stop.is_set():
             try:
                 await step()
                 if failures:

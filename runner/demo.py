@@ -54,10 +54,10 @@ class Stage:
         return self.folder / "plan.json"
 
 
-def demo(*, simulate: bool, plain: bool) -> int:
+def demo(*, simulate: bool, plain: bool, folder: Path | None = None) -> int:
     """Run the demo; returns the exit code: 0 when every run completed, or 1."""
     plan = simulated_plan() if simulate else real_plan(trainer_folder())
-    stage = Stage(demo_folder(plan.name), plan)
+    stage = Stage(folder.absolute() if folder else demo_folder(plan.name), plan)
     resumed = prepare(stage)
     say(f"Overnight demo: {plan.story}")
     say(f"  lab     {stage.lab_path}{' (going on where it was)' if resumed else ''}")

@@ -34,9 +34,9 @@ class Plan:
 
 EDITS: list[tuple[str, dict[str, Any]]] = [
     ("half the batch: twice the steps in the same time", {"TOTAL_BATCH_SIZE": 1024}),
-    ("fewer layers", {"DEPTH": 4}),
-    ("a wider model", {"WIDTH": 256}),
-    ("AdamW for all matrices instead of Muon", {"OPTIMIZER": "adamw"}),
+    ("twice the layers at the same width", {"DEPTH": 4, "ASPECT_RATIO": 32}),
+    ("twice the width", {"ASPECT_RATIO": 128}),
+    ("AdamW for the matrices instead of Muon", {"OPTIMIZER": "adamw"}),
 ]
 
 
@@ -92,7 +92,13 @@ def simulated_plan() -> Plan:
 
     key = f"demo-{int(time.time())}"
     agent = {
-        "baseline": {"purpose": "baseline", "hypothesis": "upstream's defaults", "gpu_type": "H100", "seeds": 3, "request_id": f"{key}-baseline"},
+        "baseline": {
+            "purpose": "baseline",
+            "hypothesis": "upstream's defaults",
+            "gpu_type": "H100",
+            "seeds": 3,
+            "request_id": f"{key}-baseline",
+        },
         "waves": [
             {
                 "factors": {"TOTAL_BATCH_SIZE": [2**18, 2**19], "MATRIX_LR": [0.03, 0.05], "ASPECT_RATIO": [64, 80, 96]},

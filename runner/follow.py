@@ -30,7 +30,8 @@ log = logging.getLogger("overnight.follow")
 async def read_new(roster: Roster, engine: Engine, track: Track, state: State, *, final: bool = False) -> None:
     """Read what a run printed since the last look. `final`: to the end, the last line included even when it has no end."""
     now = time.monotonic()
-    if not final and now - track.read_at < READ_EVERY_S:
+    stepping = track.run.first_step_at is not None or "first_step_at" in track.facts
+    if not final and stepping and now - track.read_at < READ_EVERY_S:
         return
     track.read_at = now
     if final or state.events_bytes is None or state.events_bytes > track.events_offset:
@@ -70,6 +71,8 @@ async def _read_events(roster: Roster, engine: Engine, track: Track, final: bool
 
 def _note_delta(track: Track, delta: reading.LogDelta | reading.EventsDelta) -> None:
     """Count lines without a finite loss since the last finite one, and note when the summary came."""
+    if track.run.first_step_at is None and (delta.facts.get("step") or 0) >= 1:
+        track.facts.setdefault("first_step_at", time.time())
     track.nonfinite = delta.nonfinite_steps + (0 if delta.finite_step_seen else track.nonfinite)
     if delta.summary_seen and track.summary_at is None:
         track.summary_at = time.monotonic()
@@ -144,7 +147,4 @@ def write_track(roster: Roster, track: Track) -> None:
     """Points, facts and offsets of one run, inside the caller's transaction; the caller empties the track after the commit."""
     if track.points:
         roster.store.add_points(track.run.id, track.points)
-    facts = dict(track.facts)
-    if track.run.first_step_at is None and (facts.get("step") or 0) >= 1:
-        facts["first_step_at"] = time.time()
-    roster.update(track, **facts, log_offset=track.log_offset, events_offset=track.events_offset)
+    roster.update(track, **track.facts, log_offset=track.log_offset, events_offset=track.events_offset)

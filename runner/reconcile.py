@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import follow, launch, reading, verbs
 from runner.errors import HostError, OvernightError, RequestError
+from runner.onhost import procs
 from runner.records import GpuState, Outcome, Phase, Severity, Stage
 from runner.research import classes
 
@@ -215,6 +216,8 @@ def _finish(roster: Roster, track: Track, state: State, tail: str) -> None:
             "log_bytes": status.get("log_bytes"),
             "log_dropped": status.get("log_dropped"),
         }
+        if track.run.first_step_at is not None:
+            fields["first_step_at"] = min(track.run.first_step_at, ended)  # it was read only after the end
         if track.run.val_bpb is not None and track.run.trust is None:
             fields["trust"] = "claimed"
         roster.update(track, **fields)
@@ -331,7 +334,8 @@ def back_to_queue(roster: Roster, track: Track) -> None:
 
 def _rebooted(roster: Roster, track: Track, status: dict[str, Any]) -> bool:
     report = roster.reports.get(track.run.host or "")
-    return bool(report and report.boot_id and status.get("boot_id") and report.boot_id != status["boot_id"])
+    boot_id = report.boot_id if report else (procs.boot_id() if track.run.engine == "local" else None)
+    return bool(boot_id and status.get("boot_id") and boot_id != status["boot_id"])
 
 
 async def _tail(engine: Engine, track: Track) -> str:

@@ -182,9 +182,7 @@ def _prepare(corpus: Corpus, root: Path, say: Callable[[str], None]) -> Path:
         raise DataError(f"{corpus.root} has {len(train)} training and {len(validation)} validation documents; both are needed")
     total_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in train) + sum(map(len, validation))
     scale = EMBEDDED if total_bytes < EMBEDDED_BELOW_BYTES else LARGE
-    say(
-        f"{corpus.name}: {len(train) + len(validation):,} documents, {total_bytes / 1e6:.1f} MB; learning {scale.vocab_size:,} tokens"
-    )
+    say(f"{corpus.name}: {len(train) + len(validation):,} documents, {total_bytes / 1e6:.1f} MB; learning {scale.vocab_size:,} tokens")
     tokenizer = _train_tokenizer(train, scale.vocab_size)
     corpus_hash = text_hash(train, validation)
     tokenizer_hash = hashlib.sha256(json.dumps(tokenizer).encode()).hexdigest()
@@ -323,8 +321,11 @@ def pack_rows(tokens: np.ndarray, seq_len: int, bos: int) -> np.ndarray:
 # --- feeding and measuring --------------------------------------------------------------------------------------------
 
 
-def batches(rows: np.ndarray, batch_rows: int, device: Any, seed: int) -> Iterator[tuple[Any, Any, int]]:
-    """Endless (inputs, targets, epoch): int64 [batch_rows, seq_len] each, in a new order each epoch that depends on `seed` alone."""
+def batches(rows: np.ndarray, batch_rows: int, device: Any, seed: int, skip: int = 0) -> Iterator[tuple[Any, Any, int]]:
+    """Endless (inputs, targets, epoch): int64 [batch_rows, seq_len] each, in a new order each epoch that depends on `seed` alone.
+
+    `skip` batches are left out at the start: those an interrupted run had already seen.
+    """
     import torch
 
     store = torch.from_numpy(np.array(rows).view(np.int16)).to(device)  # torch has few operations for uint16
@@ -333,6 +334,9 @@ def batches(rows: np.ndarray, batch_rows: int, device: Any, seed: int) -> Iterat
         epoch += 1
         order = torch.from_numpy(order_seed.permutation(len(rows))).to(device)
         for start in range(0, len(rows) - batch_rows + 1, batch_rows):
+            if skip:
+                skip -= 1
+                continue
             batch = store[order[start : start + batch_rows]].long() & 0xFFFF
             yield batch[:, :-1], batch[:, 1:], epoch
 

@@ -54,6 +54,10 @@ class BudgetClock:
         """Leave out the time since the last step (a checkpoint was written, say)."""
         self._last = time.perf_counter()
 
+    def resume(self, steps: int, trained_s: float) -> None:
+        """Go on from a saved state: steps and seconds that were counted before the interruption."""
+        self.steps, self.trained_s = steps, trained_s
+
     def step_done(self) -> None:
         now = time.perf_counter()
         self.dt_s, self._last = now - self._last, now

@@ -8,12 +8,13 @@ Everything worth changing is a constant below; None means the preset of the devi
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
+import importlib.util
 import os
-import shutil
 import time
+from collections import deque
 from dataclasses import asdict, dataclass
+from types import ModuleType
 from typing import Any
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # must be set before torch starts
@@ -22,9 +23,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from corpora import DataError
+from device import LossReader, NoBfloat16, choose_device, facts, peak_memory_mib, preflight_choices
 from peaks import peak_flops
 from prepare import EVALUATOR, TIME_BUDGET, Dataset, batches, evaluate_bpb, load_dataset
 from report import UNCOUNTED_STEPS, BudgetClock, Report
+from state import CHECKPOINT_FILE, STATE_FILE, load, save
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # --- what an experiment changes ---------------------------------------------------------------------------------------
@@ -60,11 +63,16 @@ FINAL_LR_FRAC = 0.0
 COMPILE = None  # "none", "optimizer", "model", "both"
 ATTENTION = None  # "default", "cudnn", "flash", "efficient", "math"
 
+LOSS = None  # "torch", or "fused": one Triton kernel (CUDA)
+CHECKPOINT_EVERY_S = 600  # seconds of training between states an interrupted run can go on from
+
 # CPU: width 128 and 2 layers are the best of the sizes tried at 20 s on 2 cores; twice the width or depth is worse (docs/benchmarks.md).
 # CUDA: 2**17 tokens was the best batch for budgets of 1 to 2 minutes on an H200, flat from 2**16 to 2**18 and clearly worse at 2**19.
 PRESETS = {
-    "cpu": {"DEPTH": 2, "HEAD_DIM": 32, "TOTAL_BATCH_SIZE": 2**11, "DEVICE_TOKENS": 2**11, "COMPILE": "none", "ATTENTION": "default"},
-    "cuda": {"DEPTH": 8, "HEAD_DIM": 128, "TOTAL_BATCH_SIZE": 2**17, "DEVICE_TOKENS": 2**17, "COMPILE": "both", "ATTENTION": "default"},
+    "cpu": {"DEPTH": 2, "HEAD_DIM": 32, "TOTAL_BATCH_SIZE": 2**11, "DEVICE_TOKENS": 2**11,
+            "COMPILE": "none", "ATTENTION": "default", "LOSS": "torch"},
+    "cuda": {"DEPTH": 8, "HEAD_DIM": 128, "TOTAL_BATCH_SIZE": 2**17, "DEVICE_TOKENS": 2**17,
+             "COMPILE": "both", "ATTENTION": "default", "LOSS": "fused"},
 }
 
 
@@ -250,10 +258,11 @@ POLAR_EXPRESS = (
 def adamw_update(p: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor, square: torch.Tensor, h: torch.Tensor) -> None:
     """One AdamW step in place; h = [lr, beta1, beta2, bias1, bias2, weight decay], a tensor so that a new value compiles nothing."""
     lr, beta1, beta2, bias1, bias2, decay = h.unbind()
-    p.mul_(1 - lr * decay)
-    mean.lerp_(grad.to(mean.dtype), 1 - beta1)
-    square.lerp_(grad.to(square.dtype).square(), 1 - beta2)
-    p.sub_((lr / bias1 * mean / ((square / bias2).sqrt() + 1e-10)).to(p.dtype))
+    grad = grad.float()  # bfloat16 tables keep bfloat16 states; the arithmetic is float32
+    mean.copy_(mean.float().lerp(grad, 1 - beta1))
+    square.copy_(square.float().lerp(grad.square(), 1 - beta2))
+    update = lr / bias1 * mean.float() / ((square.float() / bias2).sqrt() + 1e-10)
+    p.copy_(p.float() * (1 - lr * decay) - update)
 
 
 def muon_update(p: torch.Tensor, grad: torch.Tensor, momentum: torch.Tensor, square: torch.Tensor, h: torch.Tensor) -> None:
@@ -324,6 +333,12 @@ class MuonAdamW:
             self.muon_update(stacked, grads, momentum, square, h.to(stacked.device, non_blocking=True))
             torch._foreach_copy_(list(params), list(stacked.unbind(0)))
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "state": self.state}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.steps, self.state = saved["steps"], saved["state"]
+
     def _state(self, key: str, make: Any) -> tuple[torch.Tensor, torch.Tensor]:
         if key not in self.state:
             self.state[key] = make()
@@ -347,46 +362,46 @@ class Plan:
     device_rows: int
     compile: str
     attention: str
+    loss: str
 
     @property
     def micro_steps(self) -> int:
         return self.total_batch // (self.device_rows * self.config.sequence_len)
 
 
+CHOICES = {"OPTIMIZER": ("muon", "adamw"), "COMPILE": ("none", "optimizer", "model", "both"),
+           "ATTENTION": ("default", *SDPA_BACKENDS), "LOSS": ("torch", "fused")}
+
+
 def make_plan(data: Dataset, device: torch.device) -> Plan:
     """Fill in the presets and check that everything fits together. Raised: BadSetting."""
-    chosen = {name: globals().get(name) if globals().get(name) is not None else value for name, value in PRESETS[device.type].items()}
-    depth, head_dim, total = chosen["DEPTH"], chosen["HEAD_DIM"], chosen["TOTAL_BATCH_SIZE"]
-    seq_len = SEQ_LEN or data.seq_len
-    if min(depth, head_dim, ASPECT_RATIO, seq_len, total) < 1 or head_dim % 2:
-        raise BadSetting("DEPTH, ASPECT_RATIO, SEQ_LEN and TOTAL_BATCH_SIZE must be positive and HEAD_DIM even")
-    if (
-        OPTIMIZER not in ("muon", "adamw")
-        or chosen["COMPILE"] not in ("none", "optimizer", "model", "both")
-        or chosen["ATTENTION"] not in ("default", *SDPA_BACKENDS)
-    ):
-        raise BadSetting(
-            f'OPTIMIZER is "muon" or "adamw", COMPILE "none", "optimizer", "model", "both", ATTENTION "default", {", ".join(SDPA_BACKENDS)}'
-        )
+    constants = {name: value for name, value in globals().items() if name.isupper() and value is not None}
+    chosen = {"SEQ_LEN": data.seq_len, **PRESETS[device.type], **preflight_choices(data.folder.parent, device), **constants}
+    if chosen["LOSS"] == "fused" and (device.type != "cuda" or importlib.util.find_spec("triton") is None):
+        raise BadSetting('LOSS = "fused" needs a GPU and triton; take "torch"')
+    for name, allowed in CHOICES.items():
+        if chosen[name] not in allowed:
+            raise BadSetting(f"{name} is {chosen[name]!r}; it must be one of: {', '.join(allowed)}")
+    for name in ("DEPTH", "ASPECT_RATIO", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE"):
+        if not isinstance(chosen.get(name, 1), int) or chosen.get(name, 1) < 1:
+            raise BadSetting(f"{name} is {chosen[name]!r}; it must be a whole number above 0")
+    depth, head_dim, seq_len, total = (chosen[name] for name in ("DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE"))
+    if head_dim % 2:
+        raise BadSetting(f"HEAD_DIM {head_dim} is odd; rotary positions turn pairs, so it must be even")
     if total % seq_len:
-        raise BadSetting(
-            f"TOTAL_BATCH_SIZE {total} is not a multiple of the row length {seq_len}; "
-            f"the nearest that is: {max(1, round(total / seq_len)) * seq_len}"
-        )
+        nearest = max(1, round(total / seq_len)) * seq_len
+        raise BadSetting(f"TOTAL_BATCH_SIZE {total} is not a multiple of the row length {seq_len}; the nearest that is: {nearest}")
     rows_a_step = total // seq_len
-    if DEVICE_BATCH_SIZE is None:
-        fitting = max(1, chosen["DEVICE_TOKENS"] // seq_len)
-        device_rows = max(rows for rows in range(1, min(fitting, rows_a_step) + 1) if rows_a_step % rows == 0)
-    elif DEVICE_BATCH_SIZE < 1 or rows_a_step % DEVICE_BATCH_SIZE:
+    asked = chosen.get("DEVICE_BATCH_SIZE") or max(1, chosen["DEVICE_TOKENS"] // seq_len)
+    device_rows = max(rows for rows in range(1, min(asked, rows_a_step) + 1) if rows_a_step % rows == 0)
+    if DEVICE_BATCH_SIZE is not None and device_rows != DEVICE_BATCH_SIZE:
         raise BadSetting(
-            f"TOTAL_BATCH_SIZE {total} is {rows_a_step} rows of {seq_len}, which DEVICE_BATCH_SIZE {DEVICE_BATCH_SIZE} does not divide; "
-            f"take {max(r for r in range(1, max(2, DEVICE_BATCH_SIZE + 1)) if rows_a_step % r == 0)}, or None"
+            f"TOTAL_BATCH_SIZE {total} is {rows_a_step} rows of {seq_len}, which DEVICE_BATCH_SIZE {asked} does not divide; "
+            f"take {device_rows}, or None"
         )
-    else:
-        device_rows = DEVICE_BATCH_SIZE
     width = -(-depth * ASPECT_RATIO // head_dim) * head_dim
     config = GPTConfig(seq_len, data.vocab_size, depth, width // head_dim, width, VALUE_EMBEDDINGS, SOFTCAP)
-    return Plan(device, config, total, device_rows, chosen["COMPILE"], chosen["ATTENTION"])
+    return Plan(device, config, total, device_rows, chosen["COMPILE"], chosen["ATTENTION"], chosen["LOSS"])
 
 
 def learning_rate_scale(progress: float) -> float:
@@ -398,152 +413,188 @@ def learning_rate_scale(progress: float) -> float:
     return left + (1 - left) * FINAL_LR_FRAC
 
 
-def describe(plan: Plan, model: GPT, data: Dataset) -> dict[str, Any]:
-    """What the `start` event says about this run."""
-    cuda = plan.device.type == "cuda"
-    properties = torch.cuda.get_device_properties(plan.device) if cuda else None
-    constants = {
-        name: value
-        for name, value in globals().items()
-        if name.isupper() and isinstance(value, (int, float, str, tuple, type(None))) and name not in ("EVALUATOR", "TIME_BUDGET")
-    }
-    attributes = {
-        "device": plan.device.type,
-        "attention": plan.attention,
-        "compile": plan.compile,
-        "device_batch": plan.device_rows,
-        "total_batch": plan.total_batch,
-        "seq_len": plan.config.sequence_len,
-        "optimizer": OPTIMIZER,
-        "threads": None if cuda else torch.get_num_threads(),
-        "dtype": str(model.dtype).removeprefix("torch."),
-    }
-    return {
-        "v": 1,
-        "constants": constants,
-        "attributes": attributes,
-        "gpu_name": properties.name if properties else None,
-        "gpu_uuid": f"GPU-{properties.uuid}" if properties else None,
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda if cuda else None,
-        "flops_per_token": model.flops_per_token(),
-        "num_params": sum(p.numel() for p in model.parameters()),
-        "model_config": asdict(plan.config),
-        "data": data.data_id,
-        "evaluator": EVALUATOR,
-        "vocab_size": data.vocab_size,
-        "budget_s": TIME_BUDGET,
-        "seed": SEED,
-    }
+class Losses:
+    """The loss of the model, in training and in evaluation. The fused loss lets both share one compiled trunk."""
+
+    def __init__(self, model: GPT, plan: Plan) -> None:
+        self.model, self.fused = model, plan.loss == "fused"
+        compiled = plan.compile in ("model", "both")
+        self.trunk = torch.compile(model.trunk, dynamic=False) if compiled else model.trunk
+        self.token_nats = torch.compile(model.token_nats, dynamic=False) if compiled else model.token_nats
+
+    def mean(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean loss of a batch in nats, with gradients."""
+        if not self.fused:
+            return self.token_nats(idx, targets).mean()
+        return fused_loss().mean_loss(self.trunk(idx).flatten(0, 1), self._head(), targets.flatten(), self.model.config.softcap)
+
+    def per_token(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Loss of every token in nats [B, T], for the evaluation."""
+        if not self.fused:
+            with torch.no_grad():
+                return self.token_nats(idx, targets)
+        x = self.trunk(idx).detach()  # with gradients on, or the trunk would be compiled a second time
+        return fused_loss().token_losses(x.flatten(0, 1), self._head(), targets.flatten(), self.model.config.softcap).view_as(targets)
+
+    def _head(self) -> torch.Tensor:
+        return self.model.head.weight.to(self.model.dtype)
 
 
-def keep_freed_memory() -> None:
-    """Tell glibc to keep large blocks for reuse: giving 32 MB of logits back and faulting them in anew took a third of a run's CPU time."""
-    M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
-    with contextlib.suppress(OSError, AttributeError):  # another C library: slower, not wrong
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_MAX, 0)
-        libc.mallopt(M_TRIM_THRESHOLD, 1 << 30)
+def fused_loss() -> ModuleType:
+    import fused_loss  # imports triton, which a CPU-only torch does not bring
+
+    return fused_loss
 
 
-def train(plan: Plan, model: GPT, data: Dataset, report: Report, peak: float | None) -> tuple[BudgetClock, float]:
-    """Train until the budget is spent. Returns the clock and the share of training tokens that packing dropped."""
-    rows = data.train_rows(plan.config.sequence_len)
-    if len(rows) < plan.device_rows:
-        raise BadSetting(
-            f"the corpus fills {len(rows)} rows, fewer than one pass of {plan.device_rows}; lower TOTAL_BATCH_SIZE or take more text"
-        )
-    feed = batches(rows, plan.device_rows, plan.device, SEED)
-    token_nats = torch.compile(model.token_nats, dynamic=False) if plan.compile in ("model", "both") else model.token_nats
-    optimizer = MuonAdamW(model, compiled=plan.compile in ("optimizer", "both"))
-    flops_a_step = model.flops_per_token() * plan.total_batch
-    report.stage("compiling" if plan.compile != "none" else "training")
-    clock, smooth = BudgetClock(TIME_BUDGET, UNCOUNTED_STEPS[plan.device.type]), 0.0
-    while not clock.done:
-        progress = clock.share
+class Training:
+    """One run's training: launches steps, reports them when the device is done with them, and keeps the state to go on from."""
+
+    def __init__(self, plan: Plan, model: GPT, losses: Losses, data: Dataset, report: Report) -> None:
+        self.plan, self.model, self.losses, self.data, self.report = plan, model, losses, data, report
+        self.rows = data.train_rows(plan.config.sequence_len)
+        if len(self.rows) < plan.device_rows:
+            few = f"the corpus fills {len(self.rows)} rows, fewer than one pass of {plan.device_rows}"
+            raise BadSetting(f"{few}; lower TOTAL_BATCH_SIZE or take more text")
+        self.optimizer = MuonAdamW(model, compiled=plan.compile in ("optimizer", "both"))
+        self.clock, self.smooth, self.reader = BudgetClock(TIME_BUDGET, UNCOUNTED_STEPS[plan.device.type]), 0.0, LossReader(plan.device)
+        self.queued: deque[tuple[float, int]] = deque()  # learning-rate scale and epoch of the steps that are launched and not reported
+        self.flops_a_step = model.flops_per_token() * plan.total_batch
+        name = facts(plan.device)["gpu_name"]
+        self.peak = peak_flops(name) if name else None
+        self.saved_at = 0.0
+
+    def run(self) -> None:
+        """Train until the budget is spent."""
+        self._resume()
+        if self.plan.compile != "none":
+            self.report.stage("compiling")
+            print("Compiling: up to a minute without a step the first time on a machine, a few seconds later on", flush=True)
+        else:
+            self.report.stage("training")
+        self.feed = batches(self.rows, self.plan.device_rows, self.plan.device, SEED, skip=self.clock.steps * self.plan.micro_steps)
+        self.clock.restart()
+        while not self.clock.done:
+            self._launch_step()
+            if self.reader.ready:
+                self._report_step()
+            if self.clock.trained_s - self.saved_at >= CHECKPOINT_EVERY_S:
+                self._save()
+        while self.queued:
+            self._report_step()
+
+    def _launch_step(self) -> None:
+        progress = self.clock.share
         lrm = learning_rate_scale(progress)
-        for _ in range(plan.micro_steps):
-            inputs, targets, epoch = next(feed)
-            loss = token_nats(inputs, targets).mean() / plan.micro_steps
-            loss.backward()
-        optimizer.step(lrm, progress)
-        model.zero_grad(set_to_none=True)
-        loss_raw = loss.item() * plan.micro_steps  # waits for the device
-        report.check_loss(clock.steps, loss_raw)
-        clock.step_done()
-        smooth = 0.9 * smooth + 0.1 * loss_raw
-        mfu = None if peak is None else 100 * flops_a_step / clock.dt_s / peak
-        report.step(clock, smooth / (1 - 0.9**clock.steps), loss_raw, lrm, plan.total_batch / clock.dt_s, mfu, epoch)
-        if clock.steps == 1:
+        for _ in range(self.plan.micro_steps):
+            inputs, targets, epoch = next(self.feed)
+            loss = self.losses.mean(inputs, targets)
+            (loss / self.plan.micro_steps).backward()
+        self.optimizer.step(lrm, progress)
+        self.model.zero_grad(set_to_none=True)
+        self.reader.push(loss)
+        self.queued.append((lrm, epoch))
+
+    def _report_step(self) -> None:
+        loss = self.reader.pop()  # waits for the device
+        lrm, epoch = self.queued.popleft()
+        self.report.check_loss(self.clock.steps, loss)
+        self.clock.step_done()
+        self.smooth = 0.9 * self.smooth + 0.1 * loss
+        mfu = None if self.peak is None else 100 * self.flops_a_step / self.clock.dt_s / self.peak
+        tok_s = self.plan.total_batch / self.clock.dt_s
+        self.report.step(self.clock, self.smooth / (1 - 0.9**self.clock.steps), loss, lrm, tok_s, mfu, epoch)
+        if self.clock.steps == 1:
             gc.collect()
             gc.freeze()
             gc.disable()  # a collection stalls a step by half a second
-            if plan.compile != "none":
-                report.stage("training")
-    return clock, data.dropped_share(rows)
+            if self.plan.compile != "none":
+                self.report.stage("training")
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be equal for a saved state to go on from."""
+        identity = {"total_batch": self.plan.total_batch, "data": self.data.data_id, "seed": SEED, "optimizer": OPTIMIZER}
+        return {**identity, "config": asdict(self.plan.config)}
+
+    def _save(self) -> None:
+        while self.queued:
+            self._report_step()
+        clock = {"steps": self.clock.steps, "trained_s": self.clock.trained_s, "smooth": self.smooth}
+        state = {"identity": self._identity(), "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "clock": clock}
+        save(state, STATE_FILE, self.report, "if this run is interrupted it starts from the beginning")
+        self.saved_at = self.clock.trained_s
+        self.clock.restart()  # writing is not training
+
+    def _resume(self) -> None:
+        state = load(STATE_FILE, self._identity(), self.plan.device, self.report)
+        if state is None:
+            return
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.smooth, self.saved_at = state["clock"]["smooth"], state["clock"]["trained_s"]
+        self.clock.resume(state["clock"]["steps"], self.saved_at)
+        self.report.note(f"going on from step {self.clock.steps}, {self.saved_at:.0f} s into the budget")
 
 
-def save_checkpoint(model: GPT, data: Dataset, path: str, report: Report) -> None:
-    """Keep what recomputing the result needs. A failure costs the verification, not the result."""
-    try:
-        torch.save(
-            {"format": 1, "config": asdict(model.config), "model": model.state_dict(), "data": data.data_id, "evaluator": EVALUATOR},
-            path + ".part",
-        )
-        os.replace(path + ".part", path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        free_mib = shutil.disk_usage(".").free >> 20
-        report.problem(
-            "disk_full" if free_mib < 1024 else "checkpoint",
-            f"no checkpoint was written ({str(error).splitlines()[0]}; {free_mib} MiB free), so this run cannot be verified",
-        )
+def describe(plan: Plan, model: GPT, data: Dataset) -> dict[str, Any]:
+    """What the `start` event says about this run."""
+    ours = [name for name in globals() if name.isupper() and name not in ("EVALUATOR", "TIME_BUDGET", "UNCOUNTED_STEPS", "POLAR_EXPRESS")]
+    attributes = {
+        "device": plan.device.type, "attention": plan.attention, "compile": plan.compile, "loss": plan.loss, "optimizer": OPTIMIZER,
+        "device_batch": plan.device_rows, "total_batch": plan.total_batch, "seq_len": plan.config.sequence_len,
+        "threads": torch.get_num_threads() if plan.device.type == "cpu" else None, "dtype": str(model.dtype).removeprefix("torch."),
+    }
+    return {
+        "v": 1, "constants": {name: value for name in ours if isinstance(value := globals()[name], (int, float, str, tuple, type(None)))},
+        "attributes": attributes, **facts(plan.device), "flops_per_token": model.flops_per_token(),
+        "num_params": sum(p.numel() for p in model.parameters()), "model_config": asdict(plan.config), "data": data.data_id,
+        "evaluator": EVALUATOR, "vocab_size": data.vocab_size, "budget_s": TIME_BUDGET, "seed": SEED,
+    }
 
 
 def run(report: Report) -> None:
     started = time.perf_counter()
     torch.manual_seed(SEED)
     torch.set_float32_matmul_precision("high")
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        report.fail("no_bf16", f"{torch.cuda.get_device_name(device)} has no bfloat16; Ampere (RTX 30, A100) and later GPUs do")
-    if device.type == "cpu":
-        keep_freed_memory()
+    device = choose_device()
     data = load_dataset(say=report.note)
     plan = make_plan(data, device)
     with device:
         model = GPT(plan.config, plan.attention, torch.bfloat16 if device.type == "cuda" else torch.float32)
         model.init_weights()
-    facts = describe(plan, model, data)
-    report.event("start", **facts)
-    peak = peak_flops(facts["gpu_name"]) if facts["gpu_name"] else None
-    print(f"Data: {data.data_id}, {EVALUATOR}")
+    start = describe(plan, model, data)
+    report.event("start", **start)
+    print(f"Data: {data.data_id}, evaluator {EVALUATOR}")
     print(f"Model config: {asdict(plan.config)}")
-    print(f"Running as: {facts['attributes']}")
-    print(f"Estimated FLOPs per token: {facts['flops_per_token']:e}")
+    print(f"Attributes: {start['attributes']}")
+    print(f"Estimated FLOPs per token: {start['flops_per_token']:e}")
     print(f"Time budget: {TIME_BUDGET}s")
 
-    clock, dropped = train(plan, model, data, report, peak)
+    losses = Losses(model, plan)
+    training = Training(plan, model, losses, data, report)
+    training.run()
+    clock = training.clock
     report.stage("evaluating")
-    model.eval()
-    eval_rows = max(1, plan.device_rows * plan.config.sequence_len // data.seq_len)
-    with torch.no_grad():
-        val_bpb = evaluate_bpb(model.token_nats, data, eval_rows, device)
-    save_checkpoint(model, data, "checkpoint.pt", report)
-    counted = clock.steps - clock.uncounted
-    mfu = None if peak is None else 100 * facts["flops_per_token"] * plan.total_batch * counted / clock.trained_s / peak
+    eval_started = time.perf_counter()
+    val_bpb = evaluate_bpb(losses.per_token, data, max(1, plan.device_rows * plan.config.sequence_len // data.seq_len), device)
+    eval_seconds = time.perf_counter() - eval_started
+    saved = {"format": 1, "config": asdict(plan.config), "model": model.state_dict(), "data": data.data_id, "evaluator": EVALUATOR}
+    save(saved, CHECKPOINT_FILE, report, "this run cannot be verified")
+    tok_s = plan.total_batch * (clock.steps - clock.uncounted) / clock.trained_s
     report.summary(
         {
             "val_bpb": val_bpb,
             "training_seconds": clock.trained_s,
             "total_seconds": time.perf_counter() - started,
-            "peak_vram_mb": torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None,
-            "mfu_percent": mfu,
+            "peak_vram_mb": peak_memory_mib(device),
+            "mfu_percent": None if training.peak is None else 100 * start["flops_per_token"] * tok_s / training.peak,
             "total_tokens_M": clock.steps * plan.total_batch / 1e6,
             "num_steps": clock.steps,
-            "num_params_M": facts["num_params"] / 1e6,
+            "num_params_M": start["num_params"] / 1e6,
             "depth": plan.config.n_layer,
         },
-        train_tokens_dropped_share=dropped,
+        tok_s=tok_s,
+        eval_seconds=eval_seconds,
+        train_tokens_dropped_share=data.dropped_share(training.rows),
     )
 
 
@@ -553,6 +604,8 @@ def main() -> None:
             run(report)
         except DataError as error:
             report.fail("no_data", str(error))
+        except NoBfloat16 as error:
+            report.fail("no_bf16", str(error))
         except BadSetting as error:
             report.fail("bad_batch", str(error))
         except torch.OutOfMemoryError as error:

@@ -61,8 +61,12 @@ def write_script(run_id: str, text: str, gpu: str, budget_s: float, crash_share:
     """Work out the course of a run on the surface `of` (a module with `score` and `DEFAULTS`)."""
     constants = constants_of(text, of.DEFAULTS)
     chance = zlib.crc32(f"chance {run_id}".encode()) / 2**32
-    result = of.score(constants, _short(gpu, of), budget_s, zlib.crc32(run_id.encode()))
+    try:
+        result = of.score(constants, _short(gpu, of), budget_s, zlib.crc32(run_id.encode()))
+    except (ValueError, ArithmeticError):  # a negative learning rate, a batch of 0: the script would not survive it either
+        result = surface.Result("crashed", None, 0.0, lambda share: float("nan"))
     full = {**surface.DEFAULTS, **{k: v for k, v in {**of.DEFAULTS, **constants}.items() if k in surface.DEFAULTS}}
+    full |= {k: surface.DEFAULTS[k] for k in surface.POSITIVE if full[k] <= 0}
     body = _Body(full, gpu, budget_s)
     body.head()
     if result.outcome == "crashed" and result.training_s <= 0:
@@ -93,7 +97,7 @@ def _short(gpu: str, of: Any) -> str:
 
 
 def _fits_batch(c: Mapping[str, float]) -> bool:
-    return not c["TOTAL_BATCH_SIZE"] % (c["DEVICE_BATCH_SIZE"] * surface.SEQ_LEN)
+    return c["DEVICE_BATCH_SIZE"] > 0 and not c["TOTAL_BATCH_SIZE"] % (c["DEVICE_BATCH_SIZE"] * surface.SEQ_LEN)
 
 
 class _Body:

@@ -40,6 +40,7 @@ CARDS: dict[str, tuple[float, float, float, float]] = {
     "RTX 4090": (0.26, 24, 165.2, 450),
     "B200": (2.1, 180, 2250.0, 1000),
 }
+POSITIVE = ("DEPTH", "ASPECT_RATIO", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE", "MATRIX_LR", "EMBEDDING_LR")
 NOISE_SD = 0.0008
 NATS_PER_BPB = 2.95  # bytes a token x ln 2, for a vocabulary of 8192
 HEAD_DIM = 128
@@ -90,7 +91,7 @@ def width_of(constants: Mapping[str, float]) -> int:
 
 def steps_of(constants: Mapping[str, float], gpu: str, budget_s: float) -> int:
     """How many optimizer steps fit into the budget."""
-    rate = 3.1 * card(gpu)[0] * (512 / width_of(constants)) ** 0.6 * (8 / constants["DEPTH"]) ** 0.95
+    rate: float = 3.1 * card(gpu)[0] * (512 / width_of(constants)) ** 0.6 * (8 / constants["DEPTH"]) ** 0.95
     if constants["DEVICE_BATCH_SIZE"] > 128:
         rate *= 0.4  # runs, but slowly
     return max(int(budget_s * rate * 2**19 / constants["TOTAL_BATCH_SIZE"]), 1)
@@ -102,6 +103,8 @@ def score(constants: Mapping[str, float], gpu: str = "H100", budget_s: float = 3
     if unknown:
         raise KeyError(f"the surface has no constants {unknown}; it has {sorted(DEFAULTS)}")
     c = {**DEFAULTS, **constants}
+    if min(c[k] for k in POSITIVE) <= 0 or c["WEIGHT_DECAY"] < 0:
+        return Result("crashed", None, 0.0, lambda share: float("nan"))
     rng = _rng(width_of(c), *(c[k] for k in sorted(c) if k != "ASPECT_RATIO"), gpu, budget_s, seed)
     width = width_of(c)
     need_gib = 40 * (c["DEVICE_BATCH_SIZE"] / 128) * (width / 512) ** 0.8 * (c["DEPTH"] / 8)
@@ -135,7 +138,7 @@ def _loss(c: Mapping[str, float], gpu: str, budget_s: float) -> float:
     loss += 0.0011 * abs(c["MUON_MOMENTUM"] - 0.97) / 0.03 + 0.0019 * ((c["WARMDOWN_RATIO"] - 0.62) / 0.2) ** 2
     loss += 0.0009 * abs(c["FINAL_LR_FRAC"] - (0.05 if "H200" in gpu else 0.02)) / 0.02 + 0.0005 * abs(c["SOFTCAP"] - 12) / 5
     loss += 0.03 * max(c["WARMUP_RATIO"] - 0.05, 0.0)
-    return loss - 0.055 * math.log(max(compute, 1e-3))
+    return float(loss - 0.055 * math.log(max(compute, 1e-3)))
 
 
 def _rng(*key: object) -> random.Random:

@@ -179,7 +179,10 @@ class Nvml:
 
     def processes(self, handle: Any) -> Optional[List[Dict[str, Any]]]:
         """Compute processes on the card; None when the driver does not tell."""
-        found = self.ask(self.lib.nvmlDeviceGetComputeRunningProcesses, handle)
+        found = None
+        for version in ("_v3", "_v2"):  # drivers before 510 know only the older call
+            call = getattr(self.lib, "nvmlDeviceGetComputeRunningProcesses" + version, None)
+            found = self.ask(call, handle) if call and found is None else found
         if found is None:
             return None
         listed = []

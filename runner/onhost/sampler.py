@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from typing import Any, Dict, Iterator, List, Optional
 
 from . import smi
@@ -65,8 +66,12 @@ class Child:
                 os.close(self.out)
                 os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
                 produce(theirs, interval_s)
+            except BrokenPipeError:
+                pass  # the parent is gone
+            except Exception:  # noqa: BLE001 - shown on stderr; the parent starts another
+                traceback.print_exc()
             finally:
-                os._exit(1)  # the pipe is gone, or something unforeseen: the parent starts another
+                os._exit(1)
         os.close(theirs)
         self.buffer = b""
 

@@ -80,14 +80,14 @@ def chars(result: CallToolResult) -> int:
 
 
 @asynccontextmanager
-async def connected(target: Any, mode: str = "auto") -> AsyncIterator[Agent]:
+async def connected(target: Any, mode: str = "auto", **options: Any) -> AsyncIterator[Agent]:
     """An agent on a server, a URL's transport or a command; opened and closed in one task of its own, as cancel scopes demand."""
     ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
     stop = asyncio.Event()
 
     async def hold() -> None:
         try:
-            async with Client(target, mode=mode) as client:
+            async with Client(target, mode=mode, **options) as client:
                 ready.set_result(client)
                 await stop.wait()
         except BaseException as error:

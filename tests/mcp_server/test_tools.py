@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from mcp_server.tools import all_tools
 from runner import verbs
 from runner.lab import Lab
 from runner.records import Point, Submission
@@ -35,12 +34,7 @@ async def test_there_are_twelve_described_and_annotated_tools(agent: Agent) -> N
     tools = (await agent.client.list_tools()).tools
     assert {t.name for t in tools} == TWELVE
     for tool in tools:
-        assert (tool.description and "Use it" in tool.description) or tool.name in (
-            "wait_for_results",
-            "decide",
-            "list_gpus",
-            "run_experiment",
-        )
+        assert tool.description and len(tool.description) >= 100, f"{tool.name} does not say when to use it"
         assert len(tool.description or "") <= 2000
         hints = tool.annotations
         assert hints is not None
@@ -172,15 +166,15 @@ async def test_waiting_tells_each_result_once(agent: Agent, lab: Lab) -> None:
     finish(lab, "r0001", 1.0)
     first = await agent("wait_for_results", timeout_s=5)
     assert [r["id"] for r in rows_of(first, "results")] == ["r0001"] and first["pending"] == 2
-    nothing = await agent("wait_for_results", timeout_s=0, cursor=first["results"]["cursor"])
+    nothing = await agent("wait_for_results", timeout_s=0, cursor=first["cursor"])
     assert nothing["new"] == 0 and nothing["pending"] == 2
     finish(lab, "r0003", None, cause_text="out of memory")
-    second = await agent("wait_for_results", timeout_s=5, cursor=nothing["results"]["cursor"])
+    second = await agent("wait_for_results", timeout_s=5, cursor=nothing["cursor"])
     assert [(r["id"], r["outcome"], r["note"]) for r in rows_of(second, "results")] == [("r0003", "crashed", "out of memory")]
     finish(lab, "r0002", 0.9)
-    third = await agent("wait_for_results", timeout_s=5, cursor=second["results"]["cursor"])
+    third = await agent("wait_for_results", timeout_s=5, cursor=second["cursor"])
     assert [r["id"] for r in rows_of(third, "results")] == ["r0002"] and third["pending"] == 0
-    done = await agent("wait_for_results", cursor=third["results"]["cursor"])
+    done = await agent("wait_for_results", cursor=third["cursor"])
     assert done["new"] == 0 and "submit_wave" in done["next"]
 
 
@@ -190,7 +184,7 @@ async def test_waiting_without_a_cursor_leaves_old_results_out(agent: Agent, lab
     finish(lab, "r0002", 1.1)
     told = await agent("wait_for_results", timeout_s=1)
     assert [r["id"] for r in rows_of(told, "results")] == ["r0002"]
-    later = await agent("wait_for_results", timeout_s=0, cursor=told["results"]["cursor"])
+    later = await agent("wait_for_results", timeout_s=0, cursor=told["cursor"])
     assert later["new"] == 0 and later["pending"] == 1
     by_wave = await agent("wait_for_results", timeout_s=0, wave="w1")
     assert {r["id"] for r in rows_of(by_wave, "results")} == {"r0001", "r0002"}
@@ -336,10 +330,6 @@ async def test_text_from_outside_cannot_break_a_table(agent: Agent) -> None:
     assert "\x1b" not in text_of(result) and "\u202e" not in text_of(result)
 
 
-def test_answers_of_a_large_lab_stay_in_their_budget_and_can_be_paged(lab: Lab) -> None:
-    assert len(all_tools()) == 12
-
-
 async def test_pages_of_a_long_list_are_complete_and_small(agent: Agent, lab: Lab) -> None:
     words = "a rather long hypothesis about widths, depths and learning rates, " * 3
     for depth in range(2, 92):
@@ -357,7 +347,7 @@ async def test_pages_of_a_long_list_are_complete_and_small(agent: Agent, lab: La
             assert chars(result) <= 8000, tool
             assert result.structured_content is not None
             page = rows_of(result.structured_content, table)
-            cursor = result.structured_content[table].get("cursor")
+            cursor = result.structured_content.get("cursor")
             seen += [row["id"] for row in page]
             if not page or cursor is None:
                 break

@@ -9,6 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,20 +35,29 @@ class Folder:
             assert count == 1, f"{name} has no constant {constant}"
         (self.path / name).write_text(text)
 
-    def run(self, *argv: str, timeout_s: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+    def environment(self, **env: str) -> dict[str, str]:
         clean = {key: value for key, value in os.environ.items() if not key.startswith("OVERNIGHT_")}
-        return subprocess.run(
-            [sys.executable, "-W", "error", *argv],
-            cwd=self.path,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            env={**clean, "OVERNIGHT_DATA": str(self.data), "OMP_NUM_THREADS": "2", **env},
-        )
+        return {**clean, "OVERNIGHT_DATA": str(self.data), "OMP_NUM_THREADS": "1", **env}
+
+    def run(self, *argv: str, timeout_s: float = 120, **env: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "error", *argv]
+        return subprocess.run(command, cwd=self.path, capture_output=True, text=True, timeout=timeout_s, env=self.environment(**env))
+
+    def start(self, *argv: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-W", "error", *argv]
+        return subprocess.Popen(command, cwd=self.path, env=self.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def events(self, name: str | None = None) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in (self.path / "events.jsonl").read_text().splitlines()]
         return [line for line in lines if name in (None, line["event"])]
+
+
+def wait_for(state: Callable[[], bool], deadline_s: float) -> None:
+    """Wait until `state()` holds; fail at the deadline."""
+    until = time.monotonic() + deadline_s
+    while not state():
+        assert time.monotonic() < until, "the state did not come before the deadline"
+        time.sleep(0.02)
 
 
 def words(seed: int, count: int) -> str:

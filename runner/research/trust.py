@@ -1,0 +1,98 @@
+"""How far a printed val_bpb is believed before anybody recomputes it.
+
+A claim made in an impossible time, or that does not go with the run's own training loss, is held: it is shown and not ranked. One that
+beats the best by an implausible margin is held where a verification can settle it. The daemon asks at a run's end.
+"""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+from runner import board
+from runner.lab import Lab
+from runner.policy import TrainerPolicy
+from runner.records import Outcome, Purpose, Run, Trust
+from runner.research.noise import pooled
+
+MARGIN_SD = 6.0             # beyond the best by so many standard deviations of the noise
+MARGIN_SHARE = 0.20         # or, while no noise is known, by this share of the best
+SHORT_SHARE = 0.5           # of the budget, as wall time
+RATIO_OFF = 0.25            # training loss over val_bpb is nearly one number in a class: bytes per token × ln 2
+ENOUGH = 3
+
+
+def verifier_of(trainer: TrainerPolicy) -> Path | None:
+    """The trainer's own program that recomputes a result; None for upstream, which keeps no checkpoint."""
+    path = trainer.folder / "verify.py"
+    return path if path.is_file() else None
+
+
+def settled(lab: Lab, run: Run) -> dict[str, Any]:
+    """`trust` and `trust_why` of a run that has just ended; empty when it has no result or was judged before."""
+    if run.val_bpb is None or run.trust not in (None, Trust.CLAIMED):
+        return {}
+    if run.outcome is not None and run.outcome != Outcome.COMPLETED:
+        return {}
+    verifiable = verifier_of(lab.policy().trainer) is not None and run.engine != "fake"
+    doubt = impossible(run) or _loss_disagrees(lab, run) or (_too_good(lab, run) if verifiable else None)
+    if doubt:
+        return {"trust": Trust.CLAIMED, "trust_why": f"held: {doubt}"}
+    return {"trust": Trust.CLAIMED if verifiable else Trust.UNVERIFIABLE, "trust_why": None}
+
+
+def impossible(run: Run) -> str | None:
+    """Why the claim cannot be true by its own numbers and our clock; None when it can."""
+    if run.val_bpb is not None and run.val_bpb <= 0:
+        return f"no text takes {run.val_bpb:g} bits per byte"
+    if run.wall_s is None:
+        return None
+    if run.training_s is not None and run.training_s > run.wall_s * 1.05 + 2:
+        return f"it claims {run.training_s:.1f} s of training and ran for {run.wall_s:.1f} s"
+    if run.wall_s < SHORT_SHARE * run.budget_s:
+        return f"it ran for {run.wall_s:.1f} s of a budget of {run.budget_s:g} s"
+    return None
+
+
+def _loss_disagrees(lab: Lab, run: Run) -> str | None:
+    """A val_bpb far from what runs of its class with such a training loss had."""
+    if run.loss is None or not run.val_bpb or run.class_key is None:
+        return None
+    rows = lab.store.tally(
+        "loss, val_bpb", "class_key = ? AND budget_s = ? AND outcome = 'completed' AND id != ? AND loss > 0 AND val_bpb > 0 LIMIT 500",
+        (run.class_key, run.budget_s, run.id))
+    if len(rows) < ENOUGH:
+        return None
+    usual, own = statistics.median(loss / bpb for loss, bpb in rows), run.loss / run.val_bpb
+    if abs(own / usual - 1) <= RATIO_OFF:
+        return None
+    return (f"its training loss of {run.loss:.3f} nats does not go with a val_bpb of {run.val_bpb:.6f} "
+            f"({own:.2f} nats a bit; {usual:.2f} in its class)")
+
+
+def _too_good(lab: Lab, run: Run) -> str | None:
+    """A claim implausibly better than the best of its class; the first results of a class have nothing to be measured by."""
+    groups, _ = board.collect(lab, run.class_key, run.budget_s)
+    others = [g for g in groups if run.id not in g.ids]
+    if not others or run.val_bpb is None:
+        return None
+    best, noise = others[0].mean, pooled(g.values for g in others)
+    margin = MARGIN_SD * noise.sd if noise.sd and noise.dof >= 2 else MARGIN_SHARE * best
+    if run.val_bpb >= best - margin:
+        return None
+    return f"it beats the best ({best:.6f}, {others[0].ids[0]}) by {best - run.val_bpb:.6f}, more than {margin:.6f}; verify it"
+
+
+def wants_verification(lab: Lab, run: Run) -> str | None:
+    """Why a result should be recomputed without anybody asking; None when it need not be."""
+    if run.outcome != Outcome.COMPLETED or run.trust != Trust.CLAIMED or run.purpose == Purpose.VERIFY:
+        return None
+    if run.trust_why:
+        return "its claim is held"
+    if run.purpose == Purpose.PROMOTION:
+        return "it was promoted"
+    groups, _ = board.collect(lab, run.class_key, run.budget_s)
+    if groups and run.id in groups[0].ids and len(groups) > 1:
+        return "it is the new best"
+    return None

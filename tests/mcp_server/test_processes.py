@@ -1,0 +1,103 @@
+"""The server as clients start it: a process on stdio, with the real daemon and simulated GPUs; nothing is lost when any of them dies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mcp import StdioServerParameters
+
+from runner.daemonctl import daemon_pid, stop_daemon
+from runner.engines.surface import SCRIPT
+from runner.lab import Lab
+from tests.mcp_server.conftest import Agent, connected, rows_of
+from tests.runner.labs import make_lab
+
+pytestmark = pytest.mark.timeout(60)
+SIMULATED = (
+    '[[host]]\nname = "sim"\nkind = "fake"\ntypes = { "NVIDIA H100 80GB HBM3" = 2, "NVIDIA H200" = 1 }\nspeed = 40\ncrash_share = 0\n'
+)
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    opened = make_lab(tmp_path, hosts=SIMULATED, script=SCRIPT)
+    yield opened
+    stop_daemon(opened)
+    opened.close()
+
+
+def command(lab: Lab, *more: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> StdioServerParameters:
+    """How a client starts the server."""
+    arguments = ["-I", "-W", "error", "-m", "mcp_server", "--lab", str(lab.path), *more]
+    return StdioServerParameters(command=sys.executable, args=arguments, cwd=cwd, env=env)
+
+
+async def finished(agent: Agent, ids: list[str]) -> list[dict[str, object]]:
+    """All results of some runs, by as many waits as it takes."""
+    rows: list[dict[str, object]] = []
+    cursor: str | None = None
+    deadline = time.monotonic() + 40
+    while time.monotonic() < deadline:
+        told = await agent("wait_for_results", ids=ids, timeout_s=10, **({"cursor": cursor} if cursor else {}))
+        rows += rows_of(told, "results")
+        cursor = told.get("cursor")
+        if not told["pending"]:
+            return rows
+    raise AssertionError(f"not finished in time: {rows}")
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_stdio_starts_the_daemon_and_runs_come_back(lab: Lab, mode: str) -> None:
+    async with connected(command(lab), mode) as agent:
+        began = time.monotonic()
+        answer = await agent("submit_wave", factors={"DEPTH": [6, 8]}, budget_s=20)
+        assert time.monotonic() - began < 10, "submitting waits for nothing"
+        rows = await finished(agent, [r["id"] for r in rows_of(answer, "runs")])
+    assert {row["outcome"] for row in rows} == {"completed"} and all(isinstance(row["val_bpb"], float) for row in rows)
+    assert daemon_pid(lab), "the daemon outlives the client"
+
+
+async def test_a_server_killed_in_the_middle_loses_no_run(lab: Lab) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-I", "-m", "mcp_server", "--lab", str(lab.path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    server.kill()
+    server.wait()
+    for pipe in (server.stdin, server.stdout):
+        assert pipe is not None
+        pipe.close()
+    async with connected(command(lab)) as agent:
+        ids = [r["id"] for r in rows_of(await agent("submit_wave", factors={"DEPTH": [6, 8]}, budget_s=20), "runs")]
+    async with connected(command(lab, "--agent", "second")) as agent:
+        rows = await finished(agent, ids)
+        assert [row["outcome"] for row in rows] == ["completed", "completed"]
+        assert (await agent("wait_for_results"))["pending"] == 0, "another agent's runs are not this one's"
+
+
+async def test_a_folder_with_hostile_modules_and_a_noisy_import_does_not_reach_the_protocol(lab: Lab, tmp_path: Path) -> None:
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for name in ("runner", "mcp_server", "torch", "json", "sitecustomize"):
+        (folder / f"{name}.py").write_text("print('{\"banner\": 1}', flush=True)\nraise SystemExit('hostile module imported')\n")
+    async with connected(command(lab, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)})) as agent:
+        answer = await agent("run_experiment", budget_s=20)
+        assert [row["outcome"] for row in await finished(agent, [answer["id"]])] == ["completed"]
+
+
+def test_a_lab_that_cannot_be_used_is_one_sentence_and_an_exit_code(tmp_path: Path) -> None:
+    folder = tmp_path / "lab"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    done = subprocess.run(
+        [sys.executable, "-m", "mcp_server", "--lab", str(folder)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1 and done.stdout == "" and "Traceback" not in done.stderr and "chmod 700" in done.stderr

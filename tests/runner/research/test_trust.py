@@ -1,0 +1,86 @@
+"""Claims that are believed, held, or asked about."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner import queries, verbs
+from runner.lab import Lab
+from runner.records import Submission
+from runner.research import trust
+from tests.runner.labs import finish, make_lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path):
+    opened = make_lab(tmp_path)
+    yield opened
+    opened.close()
+
+
+def ended(lab: Lab, depth: int, val_bpb: float | None, **observed: Any):
+    run_id = verbs.submit(lab, Submission(overrides={"DEPTH": depth}), who="cli").run_ids[0]
+    usual = {"trust": None, "training_s": 20.1, "wall_s": 26.0, "loss": 2.9 * val_bpb if val_bpb else None}
+    finish(lab, run_id, val_bpb, **{**usual, **observed})
+    run = lab.store.run(run_id)
+    assert run is not None
+    lab.store.update_run(run_id, **trust.settled(lab, run))
+    found = lab.store.run(run_id)
+    assert found is not None
+    return found
+
+
+def with_verifier(lab: Lab) -> None:
+    (lab.policy().trainer.folder / "verify.py").write_text("")
+
+
+def test_upstream_cannot_be_verified_and_is_ranked_so(lab: Lab) -> None:
+    run = ended(lab, 1, 1.0)
+    assert (run.trust, run.trust_why) == ("unverifiable", None)
+    assert [r["id"] for r in queries.leaderboard(lab)["rows"]] == [run.id]
+    assert trust.wants_verification(lab, run) is None
+
+
+@pytest.mark.parametrize(("val", "facts", "says"), [
+    (0.3, {"wall_s": 2.0, "training_s": None, "loss": None}, "ran for 2.0 s of a budget"),
+    (0.9, {"wall_s": 3.0, "training_s": 300.1}, "claims 300.1 s of training and ran for 3.0 s"),
+    (-1.0, {"loss": None}, "bits per byte"), (0.0, {"loss": None}, "bits per byte"),
+])
+def test_what_cannot_be_is_held_everywhere(lab: Lab, val: float, facts: dict[str, Any], says: str) -> None:
+    run = ended(lab, 1, val, **facts)
+    assert run.trust == "claimed"
+    assert says in str(run.trust_why)
+    board = queries.leaderboard(lab, class_key="cpu", budget_s=20.0)
+    assert board["rows"] == []
+    assert [u["id"] for u in board["unranked"]] == [run.id]
+
+
+def test_a_claim_that_does_not_go_with_its_loss_is_held(lab: Lab) -> None:
+    for depth, val in enumerate((1.0, 1.1, 0.95)):
+        assert ended(lab, depth, val).trust == "unverifiable"
+    cheat = ended(lab, 9, 0.3, loss=2.8)
+    assert "does not go with" in str(cheat.trust_why)
+    assert ended(lab, 10, 0.9, loss=2.7).trust == "unverifiable"
+
+
+def test_an_implausible_gain_waits_where_it_can_be_verified(lab: Lab) -> None:
+    with_verifier(lab)
+    base = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    for run_id, val in zip([base, *verbs.repeat(lab, base, 2, who="cli").run_ids], (1.0, 1.002, 0.998), strict=True):
+        finish(lab, run_id, val)
+    plausible = ended(lab, 2, 0.99, loss=None)
+    assert (plausible.trust, plausible.trust_why) == ("claimed", None)
+    assert trust.wants_verification(lab, plausible) == "it is the new best"
+    miracle = ended(lab, 3, 0.9, loss=None)
+    assert "verify it" in str(miracle.trust_why)
+    assert trust.wants_verification(lab, miracle) == "its claim is held"
+    assert queries.leaderboard(lab)["rows"][0]["id"] == plausible.id
+
+
+def test_no_result_no_trust(lab: Lab) -> None:
+    assert ended(lab, 1, None).trust is None
+    refuted = ended(lab, 2, 1.0, trust="refuted", trust_why="recomputed 1.4")
+    assert refuted.trust == "refuted"
