@@ -68,9 +68,7 @@ test-deps:  ## system packages some tests need (root; without them these tests a
 	fi
 
 check: $(VENV)/.tests  ## ruff, mypy (strict), import contracts
-	@$(PY) -m ruff check .
-	@$(PY) -m mypy
-	@$(VENV)/bin/lint-imports --no-cache
+	@failed=0; $(PY) -m ruff check . || failed=1; $(PY) -m mypy || failed=1; $(VENV)/bin/lint-imports --no-cache || failed=1; exit $$failed
 
 bench: $(VENV)/.tests  ## every benchmark of tests/bench, each prints a table
 	@$(SCRATCH) && for b in tests/bench/*.py; do echo; echo "== $$b"; $(PY) $$b $(ARGS) || exit 1; done

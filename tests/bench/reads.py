@@ -40,7 +40,8 @@ def fill(lab: Lab, runs: int) -> None:
         for n in range(56):
             live = n < 16
             phase = Phase.RUNNING if live else Phase.QUEUED
-            lab.store.insert_run(**common, effective_sha=f"q{n}", phase=phase, gpu_uuid=f"GPU-{n}" if live else None, share=0.3 if live else None)
+            place = {"gpu_uuid": f"GPU-{n}", "share": 0.3} if live else {}
+            lab.store.insert_run(**common, effective_sha=f"q{n}", phase=phase, **place)
         for n in range(16):
             lab.store.upsert_gpu(f"GPU-{n}", host="h", idx=n, name="NVIDIA H200", state="busy", since=now, run_id=f"r{runs + 2 + n:04d}")
 
