@@ -124,6 +124,9 @@ class Dispatcher:
         track = self.roster.occupant(slot.uuid)
         host = self.roster.hosts.get(slot.host)
         usable = track is None and device.state == GpuState.FREE and now >= device.retry_at
+        left = left_s(track, now) if track else None
+        if left is not None and host is not None and host.kind == "fake":
+            left /= host.speed  # the script's seconds are simulated ones
         why_not = None
         if device.state in (GpuState.QUARANTINED, GpuState.FOREIGN):
             why_not = f"{device.state}: {device.reason}"
@@ -143,7 +146,7 @@ class Dispatcher:
             usable,
             track.run.id if track else None,
             waiting,
-            left_s(track, now) if track else None,
+            left,
             hold,
             self.roster.far(slot.host),
             why_not,

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from runner import follow, launch, reading, verbs
 from runner.errors import HostError, OvernightError, RequestError
-from runner.onhost import procs
 from runner.records import GpuState, Outcome, Phase, Severity, Stage
 from runner.research import classes
 
@@ -175,6 +174,9 @@ async def finish(roster: Roster, engine: Engine, track: Track, state: State) -> 
     try:
         await follow.read_new(roster, engine, track, state, final=True)
         tail = await _tail(engine, track)
+        if state.phase == "lost":
+            for report in await engine.capacity():  # the newest boot id, to tell a restart from a killed supervisor
+                roster.reports[report.host] = report
         if roster.far(track.run.host or ""):
             await engine.fetch(track.run.id, track.run.host or "", ["status.json", "supervisor.err"], roster.lab.run_dir(track.run.id))
         _finish(roster, track, state, tail)
@@ -334,8 +336,7 @@ def back_to_queue(roster: Roster, track: Track) -> None:
 
 def _rebooted(roster: Roster, track: Track, status: dict[str, Any]) -> bool:
     report = roster.reports.get(track.run.host or "")
-    boot_id = report.boot_id if report else (procs.boot_id() if track.run.engine == "local" else None)
-    return bool(boot_id and status.get("boot_id") and boot_id != status["boot_id"])
+    return bool(report and report.boot_id and status.get("boot_id") and report.boot_id != status["boot_id"])
 
 
 async def _tail(engine: Engine, track: Track) -> str:

@@ -72,22 +72,23 @@ def place(queue: Iterable[Wish], slots: Sequence[SlotView], *, handed_ahead: int
     for slot in slots:
         if slot.hold:
             plan.withdraw.update({w.run_id: slot.hold for w in slot.waiting})
+    said: dict[tuple[str | None, str | None], tuple[str, bool]] = {}
     room = {s.uuid: handed_ahead - len(s.waiting) for s in busy}
     for wish in wishes:
         if wish.hold:
             plan.blocked[wish.run_id] = wish.hold
             continue
-        slot = _pick_open(wish, open_slots)
-        if slot is not None:
-            open_slots.remove(slot)
-            plan.placements.append(Placement(wish.run_id, slot.host, slot.uuid, standby=False))
+        free = _pick_open(wish, open_slots)
+        if free is not None:
+            open_slots.remove(free)
+            plan.placements.append(Placement(wish.run_id, free.host, free.uuid, standby=False))
             continue
         behind = _pick_behind(wish, busy, room)
         if behind is not None:
             room[behind.uuid] -= 1
             plan.placements.append(Placement(wish.run_id, behind.host, behind.uuid, standby=True))
             continue
-        _explain(wish, slots, plan)
+        _explain(wish, slots, plan, said)
     _take_back(wishes, slots, open_slots, plan)
     return plan
 
@@ -139,25 +140,30 @@ def _take_back(wishes: Collection[Wish], slots: Sequence[SlotView], open_slots: 
             plan.withdraw[max(behind, key=lambda ws: ws[0].order)[0].run_id] = f"{wish.run_id} has a higher priority"
 
 
-def _explain(wish: Wish, slots: Sequence[SlotView], plan: Plan) -> None:
-    """Say why a run waits, and whether it waits for something that does not exist."""
-    on_host = [s for s in slots if wish.host is None or s.host == wish.host]
-    fitting = [s for s in on_host if fits(wish, s)]
-    if wish.host is not None and not on_host:
-        reason = f"no host {wish.host!r} has a slot"
-        plan.impossible[wish.run_id] = reason
-    elif not fitting:
-        where = f"host {wish.host!r} has no" if wish.host else "no host has a"
-        names = ", ".join(sorted({s.name for s in on_host})) or "none"
-        reason = f"{where} GPU like {wish.gpu_type!r} (there is: {names})"
-        if not slots:
-            reason = "no host has a slot yet"
-        else:
-            plan.impossible[wish.run_id] = reason
-    elif all(s.hold for s in fitting):
-        reason = f"{fitting[0].host}: {fitting[0].hold}"
-    elif all(s.why_not for s in fitting):
-        reason = f"{fitting[0].name} on {fitting[0].host}: {fitting[0].why_not}"
-    else:
-        reason = "waits for a free slot"
+def _explain(wish: Wish, slots: Sequence[SlotView], plan: Plan, said: dict[tuple[str | None, str | None], tuple[str, bool]]) -> None:
+    """Say why a run waits, and whether it waits for something that does not exist; equal wishes get equal words (`said`)."""
+    key = (wish.gpu_type, wish.host)
+    if key not in said:
+        said[key] = _reason(wish, slots)
+    reason, impossible = said[key]
     plan.blocked[wish.run_id] = reason
+    if impossible:
+        plan.impossible[wish.run_id] = reason
+
+
+def _reason(wish: Wish, slots: Sequence[SlotView]) -> tuple[str, bool]:
+    """Why no slot can take it now, and whether none ever could."""
+    if not slots:
+        return "no host has a slot yet", False
+    on_host = [s for s in slots if wish.host is None or s.host == wish.host]
+    if not on_host:
+        return f"no host {wish.host!r} has a slot", True
+    fitting = [s for s in on_host if fits(wish, s)]
+    if not fitting:
+        where = f"host {wish.host!r} has no" if wish.host else "no host has a"
+        return f"{where} GPU like {wish.gpu_type!r} (there is: {', '.join(sorted({s.name for s in on_host}))})", True
+    if all(s.hold for s in fitting):
+        return f"{fitting[0].host}: {fitting[0].hold}", False
+    if all(s.why_not for s in fitting):
+        return f"{fitting[0].name} on {fitting[0].host}: {fitting[0].why_not}", False
+    return "waits for a free slot", False

@@ -219,16 +219,8 @@ class FakeEngine:
     def _write(self, sim: _Sim, now: float) -> None:
         """Append what the run would have printed by now."""
         at_s = (now - (sim.started or now)) * self.speed
-        due = sim.script.due(at_s)
-        if due > sim.written:
-            with open(sim.folder / "out.log", "ab") as f:
-                f.write(sim.script.log()[sim.written : due])
-            sim.written = due
-        lines = b"".join(b for t, b in sim.script.events if t <= at_s)
-        if len(lines) > sim.events_written:
-            with open(sim.folder / "work" / "events.jsonl", "ab") as f:
-                f.write(lines[sim.events_written :])
-            sim.events_written = len(lines)
+        sim.written = _grow(sim.folder / "out.log", sim.script.log, sim.written, at_s)
+        sim.events_written = _grow(sim.folder / "work" / "events.jsonl", sim.script.events, sim.events_written, at_s)
 
     def _end(self, sim: _Sim, at: float, **fields: Any) -> None:
         sim.ended = at
@@ -330,6 +322,15 @@ class FakeEngine:
             processes=[{"pid": None, "used_mib": sim.script.mem_mib, "name": "train.py", "user": None}],
         )
         return sample
+
+
+def _grow(path: Path, tape: simrun.Tape, written: int, at_s: float) -> int:
+    """Append the part of a tape that is due and not written yet; how much is written then."""
+    due = tape.due(at_s)
+    if due > written:
+        with open(path, "ab") as f:
+            f.write(tape.bytes[written:due])
+    return max(due, written)
 
 
 def _slots(host: HostPolicy) -> list[Slot]:

@@ -6,11 +6,13 @@ moment by another process and goes on as if nothing had happened. Times here are
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import json
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from runner import sources
@@ -22,31 +24,28 @@ LINE_EVERY_S = 5.0  # one progress line kept for so much training
 VOCAB = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """The course of one run: log chunks and events by the second they appear, and how it ends."""
+class Tape:
+    """Bytes that appear at known moments: what exists at a time is a prefix of the whole."""
 
-    chunks: list[tuple[float, bytes]]
-    events: list[tuple[float, bytes]]
-    ends_s: float
-    exit_code: int
-    trained_s: float
-    tok_s: float = 0.0
-    mem_mib: int = 0
-    ends: list[int] = field(default_factory=list)  # cumulative bytes of chunks
+    def __init__(self, pieces: list[tuple[float, bytes]]) -> None:
+        self.bytes = b"".join(b for _, b in pieces)
+        self.times = [t for t, _ in pieces]
+        self.ends = [0, *itertools.accumulate(len(b) for _, b in pieces)]
 
     def due(self, at_s: float) -> int:
-        """How many bytes of the log exist at a time."""
-        total = 0
-        for (t, _), end in zip(self.chunks, self.ends, strict=True):
-            if t > at_s:
-                break
-            total = end
-        return total
+        """How many bytes exist at a time."""
+        return self.ends[bisect.bisect_right(self.times, at_s)]
 
-    def log(self) -> bytes:
-        """The whole log."""
-        return b"".join(b for _, b in self.chunks)
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The course of one run: what its log and events hold when, and how it ends."""
+
+    log: Tape
+    events: Tape
+    ends_s: float
+    exit_code: int
+    mem_mib: int
 
 
 def constants_of(text: str, known: Mapping[str, float]) -> dict[str, float]:
@@ -166,20 +165,16 @@ class _Body:
                 f"dt: {dt_ms:.0f}ms | tok/sec: {self.tok_s:,.0f} | mfu: {self.mfu:.1f}% | epoch: 1 | remaining: {left:.0f}s    ",
             )
 
-    def finish(self, ends_s: float, code: int, trained_s: float) -> Script:
-        ends, total = [], 0
-        for _, b in self.chunks:
-            total += len(b)
-            ends.append(total)
-        return Script(self.chunks, self.events, ends_s, code, trained_s, self.tok_s, int(self.vram_mb), ends)
+    def finish(self, ends_s: float, code: int) -> Script:
+        return Script(Tape(self.chunks), Tape(self.events), ends_s, code, int(self.vram_mb))
 
     def crash(self, at_s: float, words: str) -> Script:
         self.print(at_s, f'\nTraceback (most recent call last):\n  File "train.py", line 1, in <module>\n{words}\n')
-        return self.finish(at_s, 1, max(at_s - START_S, 0.0))
+        return self.finish(at_s, 1)
 
     def fail(self, at_s: float) -> Script:
         self.print(at_s, "FAIL\n")
-        return self.finish(at_s, 1, max(at_s - START_S, 0.0))
+        return self.finish(at_s, 1)
 
     def summary(self, val_bpb: float) -> Script:
         self.event(START_S + self.budget_s, event="stage", stage="evaluating")
@@ -197,4 +192,4 @@ class _Body:
             ("depth", str(self.depth)),
         ]
         self.print(ends_s, "\n---\n" + "".join(f"{k + ':':<18}{v}\n" for k, v in rows))
-        return self.finish(ends_s, 0, self.budget_s)
+        return self.finish(ends_s, 0)

@@ -120,7 +120,8 @@ def score(constants: Mapping[str, float], gpu: str = "H100", budget_s: float = 3
     def curve(share: float) -> float:
         x = min(max(share, 1e-4), 1.0)
         fall = 6.1 * math.exp(-x * steps / 55) + 0.4 * (1 - x) ** 1.2
-        return NATS_PER_BPB * final + fall + 0.004 * math.sin(wobble + 61 * x)
+        loss: float = NATS_PER_BPB * final + fall + 0.004 * math.sin(wobble + 61 * x)
+        return loss
 
     return Result("completed", round(final, 6), budget_s, curve)
 

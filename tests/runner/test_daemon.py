@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -95,14 +96,14 @@ async def test_a_child_that_outlives_its_parent_is_gone_before_the_slot_is_free(
     run = await run_one(lab, MODE="child")
     assert run.outcome == "completed"
     assert "orphans" in [f.kind for f in lab.store.flags(run.id)]
-    assert not _processes_of(run.id)
+    assert not _processes_of(lab, run.id)
 
 
 async def test_time_limit_ends_a_run_that_ignores_term(tmp_path: Path) -> None:
     lab = local_lab(tmp_path, "wall_extra_s = 0\nwall_factor = 1")
     async with serving(lab):
         (run,) = await ended(lab, submit(lab, budget_s=1, MODE="ignore_term"))
-        assert run.outcome == "timed_out" and not _processes_of(run.id)
+        assert run.outcome == "timed_out" and not _processes_of(lab, run.id)
     lab.close()
 
 
@@ -113,7 +114,7 @@ async def test_cancel_is_cancelled_only_when_it_is_gone(lab: Lab) -> None:
         verbs.cancel(lab, [run_id], who="tui", why="enough")
         await until(lambda: lab.store.run(run_id).phase == "finishing")  # type: ignore[union-attr]
         (run,) = await ended(lab, run_id)
-    assert run.outcome == "cancelled" and not _processes_of(run_id)
+    assert run.outcome == "cancelled" and not _processes_of(lab, run_id)
 
 
 async def test_order_is_kept_and_cancel_of_a_waiting_run_is_immediate(lab: Lab) -> None:
@@ -126,7 +127,7 @@ async def test_order_is_kept_and_cancel_of_a_waiting_run_is_immediate(lab: Lab) 
     assert runs[2].started_at is None
     started = sorted((r.started_at, r.id) for r in runs if r.started_at)
     assert [i for _, i in started] == [ids[3], ids[0], ids[1]]
-    for (_, a), (later, _) in zip(started, started[1:], strict=False):
+    for (_, a), (later, _) in itertools.pairwise(started):
         assert (lab.store.run(a).ended_at or 0) <= later + 0.5  # type: ignore[union-attr]
 
 
@@ -173,12 +174,13 @@ async def test_wave_over_one_slot_is_gapless_and_every_run_counts_once(lab: Lab)
     assert all(len(lab.store.points(r.id)) == 10 for r in runs)
 
 
-def _processes_of(run_id: str) -> list[int]:
-    """Pids whose environment names the run."""
+def _processes_of(lab: Lab, run_id: str) -> list[int]:
+    """Pids whose environment names the run of this lab."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if f"OVERNIGHT_RUN_ID={run_id}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            if f"OVERNIGHT_RUN_ID={run_id}\0".encode() in environ and str(lab.data_dir).encode() in environ:
                 stat = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b") ", 1)[1]
                 if stat[:1] not in b"ZX":
                     found.append(int(pid))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import shutil
@@ -193,6 +194,6 @@ async def test_random_kills_over_a_simulated_night(tmp_path: Path) -> None:
         spans.setdefault(run.gpu_uuid or "", []).append((run.started_at or 0, run.ended_at or 0))
     for used in spans.values():
         used.sort()
-        assert all(a[1] <= b[0] for a, b in zip(used, used[1:], strict=False))  # no GPU was double-booked
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(used))  # no GPU was double-booked
     lab.close()
     open_lab(lab.path, readonly=True).close()
