@@ -30,11 +30,14 @@ ROW: dict[str, Any] = {
     "trust": "claimed",
 }
 STAYS = (
-    "wider", "WIDER better", "gpu:h200", "wave:w3", "outcome:crashed,completed", "val<0.99", "val>=0.9812", "budget=300", "budget:300", "DEPTH=12",
-    "MATRIX_LR<=0.03", "NAME=wide", "flag:any", "flag:idle", "verdict:none", "!wave:w4", "age<2h", "-mfu>0", "outcome=completed", "agent:claude val<1",
+    "wider", "WIDER better", "gpu:h200", "wave:w3",
+    "outcome:crashed,completed", "val<0.99", "val>=0.9812", "budget=300", "budget:300", "DEPTH=12",
+    "MATRIX_LR<=0.03", "NAME=wide", "flag:any", "flag:idle", "verdict:none", "!wave:w4",
+    "age<2h", "-mfu>0", "outcome=completed", "agent:claude val<1",
 )  # fmt: skip
 GOES = (
-    "wider worse", "gpu:h100", "val<0.98", "val!=0.9812", "DEPTH>12", "NAME!=wide", "flag:none", "verdict:any", "-wave:w3", "age>90m", "mfu>0", "-5",
+    "wider worse", "gpu:h100", "val<0.98", "val!=0.9812", "DEPTH>12", "NAME!=wide", "flag:none",
+    "verdict:any", "-wave:w3", "age>90m", "mfu>0", "-5",
 )  # fmt: skip
 
 

@@ -388,3 +388,15 @@ def test_no_key_is_bound_twice_and_every_key_has_words() -> None:
 
 def test_pairs_are_read_as_written() -> None:
     assert pairs("DEPTH=6 LR=0.03 NAME='a b' BATCH=2**17") == {"DEPTH": "6", "LR": "0.03", "NAME": "a b", "BATCH": "2**17"}
+
+
+@pytest.mark.parametrize("size", [(160, 50), (80, 24)])
+async def test_what_changes_in_the_lab_changes_on_the_screen(lab: Lab, size: tuple[int, int]) -> None:
+    """Also after the focus moved, which makes every pane forget what it drew."""
+    async with opened(lab, size=size) as (room, pilot):
+        await pilot.press("tab", "tab", "shift+tab", "shift+tab")
+        await pilot.pause()
+        assert "14%" not in screen_text(room)
+        lab.store.update_run("r0016", share=0.141, remaining_s=258.0)
+        room.source.poke()
+        await until(lambda: "14%" in screen_text(room))

@@ -131,9 +131,8 @@ class View(ScrollView, can_focus=True):
         width = self.scrollable_content_region.width
         dirty = []
         for y in range(self.scrollable_content_region.height):
-            old = self._drawn.get(y)
-            columns = changed_columns(old, self._row_of(y), width)
-            if columns is not None and old is not None:
+            columns = changed_columns(self._drawn.get(y), self._row_of(y), width)
+            if columns is not None:
                 dirty.append(Region(columns[0], y, columns[1] - columns[0], 1))
         if dirty:
             self.refresh(*dirty)
