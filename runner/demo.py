@@ -63,6 +63,8 @@ def demo(*, simulate: bool, plain: bool, folder: Path | None = None) -> int:
     say(f"  lab     {stage.lab_path}{' (going on where it was)' if resumed else ''}")
     say(f"  trainer {plan.trainer}")
     say(f"  takes   about {plan.takes}\n")
+    if not plain:
+        say("  q       leaves the control room; the results and how to connect an agent are printed then\n")
     keep_locks_here(stage)
     lab = open_lab(stage.lab_path, create=True)
     try:

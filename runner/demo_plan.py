@@ -16,7 +16,7 @@ from runner.records import Outcome
 
 BUDGET_S = 20
 SIMULATED_BUDGET_S = 300
-SIMULATED_SPEED = 250
+SIMULATED_SPEED = 150
 
 
 @dataclass(frozen=True, slots=True)
