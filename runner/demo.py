@@ -56,7 +56,7 @@ class Stage:
 
 def demo(*, simulate: bool, plain: bool, folder: Path | None = None) -> int:
     """Run the demo; returns the exit code: 0 when every run completed, or 1."""
-    plan = simulated_plan() if simulate else real_plan(trainer_folder())
+    plan = simulated_plan() if simulate else real_plan(trainer_folder(), gpu=has_gpu())
     stage = Stage(folder.absolute() if folder else demo_folder(plan.name), plan)
     resumed = prepare(stage)
     say(f"Overnight demo: {plan.story}")
@@ -96,6 +96,11 @@ def trainer_folder() -> Path:
             next_step="`make demo` installs it; `overnight demo --simulate` needs none.",
         )
     return folder
+
+
+def has_gpu() -> bool:
+    """Whether an NVIDIA driver is loaded here."""
+    return Path("/dev/nvidiactl").exists()
 
 
 def demo_folder(name: str) -> Path:
@@ -142,7 +147,7 @@ def clear(stage: Stage) -> None:
 
 def keep_locks_here(stage: Stage) -> None:
     """On a machine without GPUs and without another lab, keep the GPU locks in the demo's folder, so that nothing is left outside of it."""
-    if "OVERNIGHT_LOCK_DIR" not in os.environ and not SHARED_LOCKS.exists() and not Path("/dev/nvidiactl").exists():
+    if "OVERNIGHT_LOCK_DIR" not in os.environ and not SHARED_LOCKS.exists() and not has_gpu():
         locks = stage.folder / "locks"
         locks.mkdir(mode=0o700, exist_ok=True)
         os.environ["OVERNIGHT_LOCK_DIR"] = str(locks)

@@ -1,0 +1,37 @@
+"""The demo's plans fit the trainers they are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner import sources
+from runner.demo_plan import EDITS, GPU_EDITS, real_plan, simulated_plan
+from runner.policy import load_policy
+
+TRAINER = Path(__file__).parents[2] / "trainer"
+
+
+@pytest.mark.parametrize("edit", [edit for _, edit in EDITS + GPU_EDITS], ids=str)
+def test_every_edit_changes_a_constant_of_the_shipped_trainer(edit: dict[str, object]) -> None:
+    text = (TRAINER / "train.py").read_text(encoding="utf-8")
+    changed = sources.override(text, edit)
+    assert {name: value for name, (_, value) in sources.changed_constants(text, changed).items()} == edit
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_real_plan_is_a_valid_policy_and_submits_what_it_says(tmp_path: Path, gpu: bool) -> None:
+    plan = real_plan(TRAINER, gpu=gpu)
+    policy = load_policy(tmp_path / "hosts.toml", text=plan.files["hosts.toml"])
+    assert policy.trainer.folder == TRAINER and policy.limits.budget_s == plan.agent["baseline"]["budget_s"]
+    (wave,) = plan.agent["waves"]
+    assert wave["cells"] == [edit for _, edit in (GPU_EDITS if gpu else EDITS)] and wave["budget_s"] == plan.agent["baseline"]["budget_s"]
+
+
+def test_the_simulated_plan_has_sixteen_gpus_of_two_types(tmp_path: Path) -> None:
+    plan = simulated_plan()
+    (host,) = load_policy(tmp_path / "hosts.toml", text=plan.files["hosts.toml"]).hosts
+    assert host.kind == "fake" and sum(host.types.values()) == 16 and len(host.types) == 2
+    constants = sources.constants(plan.files["trainer/train.py"])
+    assert set(plan.agent["waves"][0]["factors"]) <= set(constants)
