@@ -146,7 +146,7 @@ def agent_resume(context: typer.Context, name: Annotated[str, typer.Argument(met
 
 
 def approval(
-    context: typer.Context, mode: Annotated[str | None, typer.Argument(metavar="[auto|ask]")] = None, json: JsonFlag = False
+    context: typer.Context, mode: Annotated[str | None, typer.Argument(metavar="auto|ask")] = None, json: JsonFlag = False
 ) -> None:
     """Whether agents' submissions wait for you. `ask`: they do; `auto`: they are queued at once."""
     lab = lab_of(context)
@@ -243,7 +243,7 @@ def known_host(lab: Lab, name: str) -> str:
 
 
 def hosts_check(
-    context: typer.Context, names: Annotated[list[str] | None, typer.Argument(metavar="[HOST...]")] = None, json: JsonFlag = False
+    context: typer.Context, names: Annotated[list[str] | None, typer.Argument(metavar="HOST...")] = None, json: JsonFlag = False
 ) -> None:
     """Check hosts: reachable, key, Python, torch, GPUs, disk, data; all at once. Exit code 1 when one is not fit."""
     lab = lab_of(context, create=True)

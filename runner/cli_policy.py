@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 def init(
     context: typer.Context,
-    folder: Annotated[Path, typer.Argument(metavar="[PATH]", help="A trainer folder, e.g. a checkout of karpathy/autoresearch.")] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="PATH", help="A trainer folder, e.g. a checkout of karpathy/autoresearch.")] = Path(),
     json: JsonFlag = False,
 ) -> None:
     """Write hosts.toml for a trainer folder. Nothing else in it is touched."""

@@ -49,7 +49,7 @@ Key = Annotated[
     typer.Option("--request-id", metavar="KEY", help="The same key never starts a second run; it answers with the first one's id."),
 ]
 Wait = Annotated[bool, typer.Option("--wait", "-w", help="Stay until it has ended; exit code 1 unless all completed.")]
-Script = Annotated[Path | None, typer.Argument(metavar="[SCRIPT]", help="The training script (default: the trainer's own).")]
+Script = Annotated[Path | None, typer.Argument(metavar="SCRIPT", help="The training script (default: the trainer's own).")]
 
 
 def register(app: typer.Typer) -> None:
@@ -189,7 +189,7 @@ def hand_over(lab: Lab, made: Submitted, *, wait: bool, json: bool) -> None:
         name = f"wave {made.wave_id}: " if made.wave_id else ""
         say(f"{name}{' '.join(made.run_ids)} {'is known already' if made.replay else 'submitted'} (lab {lab.path})")
     ensure_daemon(lab)
-    runs = wait_for_end(lab, made.run_ids) if wait else [known_run(lab, i) for i in made.run_ids]
+    runs = waited_for(lab, made.run_ids) if wait else [known_run(lab, i) for i in made.run_ids]
     objects = queries.run_objects(lab, runs)
     if json and made.wave_id is None and len(objects) == 1:
         emit(lab, objects[0])
@@ -200,6 +200,15 @@ def hand_over(lab: Lab, made: Submitted, *, wait: bool, json: bool) -> None:
         print_runs(objects)
     if wait and any(r.outcome != Outcome.COMPLETED for r in runs):
         raise typer.Exit(1)
+
+
+def waited_for(lab: Lab, run_ids: list[str]) -> list[Run]:
+    """Wait for the end; an interrupt ends the waiting and not the runs."""
+    try:
+        return wait_for_end(lab, run_ids)
+    except KeyboardInterrupt:
+        note(f"{' '.join(run_ids[:8])} {'go' if len(run_ids) > 1 else 'goes'} on without you; `overnight cancel ID` stops a run.")
+        raise
 
 
 def wait_for_end(lab: Lab, run_ids: list[str]) -> list[Run]:
