@@ -15,7 +15,7 @@ from runner import queries, verbs
 from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answer
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
-from runner.records import Run
+from runner.records import GpuState, Run
 from runner.submitting import known_run
 from runner.text import ago, bpb, clean, one_line, percent, signed, significant, thousands
 
@@ -352,7 +352,8 @@ def release(
     if json:
         emit(lab, {"gpus": [g for g in queries.gpu_objects(lab) if g["uuid"] == uuid], **result})
     else:
-        say(str(result.get("text") or f"{uuid} is released."))
+        was = str(result.get("was"))
+        say(f"{uuid} was {was} and is {result.get('state')} now." if was == GpuState.QUARANTINED else f"{uuid} was not quarantined, but {was}.")
 
 
 def gpu_named(lab: Lab, start: str) -> str:
