@@ -353,7 +353,8 @@ def release(
         emit(lab, {"gpus": [g for g in queries.gpu_objects(lab) if g["uuid"] == uuid], **result})
     else:
         was = str(result.get("was"))
-        say(f"{uuid} was {was} and is {result.get('state')} now." if was == GpuState.QUARANTINED else f"{uuid} was not quarantined, but {was}.")
+        held = was == GpuState.QUARANTINED
+        say(f"{uuid} was {was} and is {result.get('state')} now." if held else f"{uuid} was not quarantined, but {was}.")
 
 
 def gpu_named(lab: Lab, start: str) -> str:
