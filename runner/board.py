@@ -172,6 +172,8 @@ def standing(lab: Lab, run: Run) -> str | None:
         return "it has no ranked result."
     if run.trust == Trust.UNVERIFIABLE and len(group.ids) == 1 and not group.baseline:
         return "nothing can verify its claim and it ran once; a repeat must agree first."
+    if run.trust == Trust.UNVERIFIABLE and run.trust_why:
+        return f"nothing can verify its claim, and it is doubtful: {run.trust_why}."
     reference = reference_of(groups, group, run)
     if reference is None:
         return None

@@ -27,6 +27,7 @@ from runner.engines.base import Engine
 from runner.errors import DaemonError, LabError, OvernightError, PolicyError
 from runner.lab import Lab, open_lab
 from runner.roster import Roster
+from runner.watch import Watch
 
 VERSION = "0.1.0"
 WATCH_S = 0.05  # a client's write is seen within 100 ms
@@ -37,6 +38,7 @@ FLUSH_S = 1.0
 BEAT_S = 1.0
 POLICY_S = 2.0
 THIN_S = 600.0
+WATCH_RUNS_S = 1.0
 LOG_BYTES = 8 << 20
 PROBES = 25
 log = logging.getLogger("overnight.daemon")
@@ -52,6 +54,7 @@ class Daemon:
         self.tasks: set[asyncio.Task[None]] = set()
         self.dispatcher = dispatch.Dispatcher(self.roster, self.spawn)
         self.answers = requests.Desk(self.roster, self.spawn)
+        self.runs_watch = Watch(lab)
         self.started_at = time.time()
         self.boot_id = _boot_id()
         self.followers: dict[str, asyncio.Task[None]] = {}
@@ -68,6 +71,7 @@ class Daemon:
         self.every("beat", BEAT_S, self.beat_once)
         self.every("policy", POLICY_S, self.policy)
         self.every("thin", THIN_S, self.thin)
+        self.every("watch runs", WATCH_RUNS_S, self.watch_runs)
         try:
             await self.stop.wait()
         finally:
@@ -139,6 +143,17 @@ class Daemon:
         self.roster.changed.clear()
         await self.dispatcher.look()
         self.answers.look()
+
+    async def watch_runs(self) -> None:
+        """Detectors, pruning and promotion; only pruning asks for a run's end."""
+        for stop in self.runs_watch.tick():
+            track = self.roster.tracks.get(stop.run_id)
+            engine = self.roster.engines.get(track.run.host or "") if track is not None else None
+            if track is not None and engine is not None and track.stop_asked is None:
+                await reconcile.ask_stop(self.roster, engine, track, stop.reason, stop.evidence)
+        if self.runs_watch.submitted:
+            self.runs_watch.submitted = False
+            self.roster.changed.set()
 
     async def follow_host(self, name: str, engine: Engine) -> None:
         """Poll one host's runs and bring their rows up to date; at once again when a run ended."""

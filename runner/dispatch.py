@@ -15,6 +15,7 @@ from runner import launch, reconcile, scheduler, telemetry
 from runner.engines.base import Spec
 from runner.errors import EngineError, HostError, LabError, RequestError
 from runner.records import GpuState, Outcome, Phase, Severity
+from runner.research import classes
 from runner.roster import left_s
 
 if TYPE_CHECKING:
@@ -171,6 +172,7 @@ class Dispatcher:
     def write_placements(self, placements: list[scheduler.Placement]) -> None:
         """Rows first: from here on the runs are `starting`, whatever happens to this process."""
         if placements:
+            evaluator = classes.evaluator_id(self.roster.lab.policy().trainer)
             with self.store.transaction():
                 for p in placements:
                     device = self.roster.devices[p.uuid]
@@ -184,6 +186,7 @@ class Dispatcher:
                         gpu_uuid=p.uuid,
                         gpu_name=device.slot.name,
                         driver=driver,
+                        evaluator=evaluator,
                         placed_at=time.time(),
                     )
                     self.store.clear_flag(p.run_id, "cannot_place")

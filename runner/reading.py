@@ -262,7 +262,7 @@ def _event(event: dict[str, Any], out: EventsDelta) -> None:
 
 
 def _start_facts(event: dict[str, Any]) -> dict[str, Any]:
-    """Columns an announcement may fill. Not the GPU: which one a run is on, and so its class, is not the script's to say."""
+    """Columns an announcement may fill. Not the GPU nor the evaluator: they make the class, which is not the script's to say."""
     facts: dict[str, Any] = {
         "flops_per_token": _quantity(event.get("flops_per_token")),
         "attributes": _plain_object(event.get("attributes")),
@@ -270,7 +270,7 @@ def _start_facts(event: dict[str, Any]) -> dict[str, Any]:
     }
     params = _quantity(event.get("num_params"))
     facts["params_m"] = None if params is None else params / 1e6
-    for key, column in (("torch", "torch"), ("evaluator", "evaluator"), ("data", "data_hash")):
+    for key, column in (("torch", "torch"), ("data", "data_hash")):
         value = event.get(key)
         facts[column] = clean(str(value), keep_newlines=False)[:120] if isinstance(value, (str, int, float)) and str(value) else None
     return {k: v for k, v in facts.items() if v is not None}

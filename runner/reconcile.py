@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from runner import follow, launch, reading, verbs
 from runner.errors import HostError, OvernightError, RequestError
 from runner.records import GpuState, Outcome, Phase, Severity, Stage
-from runner.research import classes
+from runner.research import classes, trust
 
 if TYPE_CHECKING:
     from runner.engines.base import Engine, State
@@ -220,12 +220,14 @@ def _finish(roster: Roster, track: Track, state: State, tail: str) -> None:
         }
         if track.run.first_step_at is not None:
             fields["first_step_at"] = min(track.run.first_step_at, ended)  # it was read only after the end
-        if track.run.val_bpb is not None and track.run.trust is None:
-            fields["trust"] = "claimed"
+        device = roster.devices.get(run.gpu_uuid or "")
+        if run.driver is None and device is not None:
+            fields["driver"] = (device.sample or {}).get("driver")  # the first sample may be later than the placement
         roster.update(track, **fields)
         _flag_end(roster, track, status)
         _settle_gpu(roster, track, status)
         end(roster, track, fields["outcome"], ended_at=ended)
+        roster.update(track, **trust.settled(roster.lab, track.run))
     track.points, track.facts = [], {}
 
 

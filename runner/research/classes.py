@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner.policy import TrainerPolicy
 
 SEPARATOR = " · "
-EVALUATOR_FUNCTION = "evaluate_bpb"     # upstream's name for what scores a model
+EVALUATOR_FUNCTION = "evaluate_bpb"  # upstream's name for what scores a model
 _HASH_SHOWN = 10
 
 

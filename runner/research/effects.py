@@ -20,7 +20,7 @@ import numpy.typing as npt
 from runner.research.noise import CONFIDENCE, Noise, pooled, t_quantile
 
 Array = npt.NDArray[np.float64]
-MAX_CELLS = 20_000          # cells for which a prediction is made
+MAX_CELLS = 20_000  # cells for which a prediction is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,9 @@ def key(level: Any) -> str:
     return json.dumps(level, sort_keys=True, default=str)
 
 
-def analyse(results: Sequence[Result], *, factors: dict[str, list[Any]] | None = None, noise: Noise | None = None,
-            lower_is_better: bool = True) -> Analysis:
+def analyse(
+    results: Sequence[Result], *, factors: dict[str, list[Any]] | None = None, noise: Noise | None = None, lower_is_better: bool = True
+) -> Analysis:
     """Analyse a wave from its runs; `factors` names all levels of a grid, `noise` is the class's floor where there is one."""
     levels = factors or _levels(results)
     good = [r for r in results if r.value is not None and math.isfinite(r.value)]
@@ -129,11 +130,19 @@ def analyse(results: Sequence[Result], *, factors: dict[str, list[Any]] | None =
     have = {name: {key(r.cell.get(name)): r.cell.get(name) for r in good} for name in declared}
     left_alone = {name: next(iter(seen.values())) for name, seen in have.items() if name not in levels}
     _fill(out, fit, levels, sign)
-    diverged = {_cell_key(r.cell, levels) for r in results
-                if r.outcome == "diverged" and all(key(r.cell.get(n)) == key(v) for n, v in left_alone.items())}
+    diverged = {
+        _cell_key(r.cell, levels)
+        for r in results
+        if r.outcome == "diverged" and all(key(r.cell.get(n)) == key(v) for n, v in left_alone.items())
+    }
     out.predicted_best = _predict(out, fit, levels, sign, diverged, left_alone)
-    out.effects += [Effect(name, level, None, None, 0) for name, values in declared.items() if len(values) > 1
-                    for level in values if key(level) not in have[name]]
+    out.effects += [
+        Effect(name, level, None, None, 0)
+        for name, values in declared.items()
+        if len(values) > 1
+        for level in values
+        if key(level) not in have[name]
+    ]
     return out
 
 
@@ -203,7 +212,8 @@ class _Fit:
             return False
         return all(
             len({(key(r.cell.get(a)), key(r.cell.get(b))) for r in self.good}) == len(self.levels[a]) * len(self.levels[b])
-            for a, b in self.pairs)
+            for a, b in self.pairs
+        )
 
     def _noise(self, noise: Noise | None) -> tuple[float | None, int, str]:
         groups: dict[tuple[str, ...], list[float]] = {}
@@ -211,14 +221,14 @@ class _Fit:
             groups.setdefault((r.block, *_cell_key(r.cell, self.levels)), []).append(float(y))
         within = pooled(groups.values())
         if noise is not None and noise.sd is not None and noise.dof >= within.dof:
-            return noise.sd, noise.dof, "class"         # the class's floor pools these repeats too
+            return noise.sd, noise.dof, "class"  # the class's floor pools these repeats too
         if within.sd is not None and within.sd > 0:
             return within.sd, within.dof, "repeats"
         dof = len(self.y) - int(np.linalg.matrix_rank(self.x))
         if dof > 0:
             residual = self.y - self.x @ self.beta
             return math.sqrt(float(residual @ residual) / dof), dof, "residual"
-        if self.full is not None:                       # saturated: what the interactions hold is taken for noise
+        if self.full is not None:  # saturated: what the interactions hold is taken for noise
             beta, _ = _solve(self.main, self.y)
             residual = self.y - self.main @ beta
             dof = len(self.y) - int(np.linalg.matrix_rank(self.main))
@@ -308,7 +318,7 @@ def _fill(out: Analysis, fit: _Fit, levels: dict[str, list[Any]], sign: float) -
     if len(fit.blocks) > 1:
         for block in fit.blocks:
             c = np.zeros(width)
-            c[1:len(fit.blocks)] = fit._block_row(block)
+            c[1 : len(fit.blocks)] = fit._block_row(block)
             out.blocks[block] = fit.contrast(c)[0]
         out.notes.append("Runs of several classes: each class is a block, and effects are within classes.")
     if fit.full is None and fit.pairs:
@@ -342,8 +352,9 @@ def _pair(a: str, b: str, levels: dict[str, list[Any]], fit: _Fit, bar: float | 
     return found
 
 
-def _predict(out: Analysis, fit: _Fit, levels: dict[str, list[Any]], sign: float, diverged: set[tuple[str, ...]],
-             left_alone: dict[str, Any]) -> Prediction | None:
+def _predict(
+    out: Analysis, fit: _Fit, levels: dict[str, list[Any]], sign: float, diverged: set[tuple[str, ...]], left_alone: dict[str, Any]
+) -> Prediction | None:
     """The best cell by main effects and by those interactions that are clear.
 
     Cells that diverged are left out, and so are levels that never finished; a cell whose run merely crashed may be predicted.

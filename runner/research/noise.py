@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-CONFIDENCE = 0.975          # two-sided 95 %
+CONFIDENCE = 0.975  # two-sided 95 %
 CLEAR, WITHIN, UNKNOWN = "clear", "within noise", "unknown"
 
 

@@ -15,7 +15,7 @@ from runner.records import Point, Purpose
 from runner.research.noise import t_quantile
 
 PRUNABLE = frozenset({Purpose.EXPERIMENT, Purpose.TUNE})
-GRID = tuple(round(0.05 * i, 2) for i in range(1, 20))      # shares of the budget at which curves are compared
+GRID = tuple(round(0.05 * i, 2) for i in range(1, 20))  # shares of the budget at which curves are compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class Mode:
     from_share: float
     confidence: float
     finished: int
-    certain: float          # one-sided, that a lower loss goes with a better end at all; else a loss says nothing yet
-    quantile: float         # of finished results, which even the good end of the interval must be worse than
+    certain: float  # one-sided, that a lower loss goes with a better end at all; else a loss says nothing yet
+    quantile: float  # of finished results, which even the good end of the interval must be worse than
 
 
 MODES = {"cautious": Mode(0.40, 0.99, 10, 0.999, 0.25), "eager": Mode(0.20, 0.90, 6, 0.99, 0.10)}
@@ -57,9 +57,11 @@ class Hopeless:
     @property
     def evidence(self) -> str:
         """One sentence for the row and the audit trail."""
-        return (f"at {100 * self.share:.0f} % of its budget a loss of {self.loss:.4f} predicts a val_bpb of {self.predicted:.6f}, "
-                f"{self.at_best:.6f} at best; so say {self.finished} finished runs of its class, of which the good ones have "
-                f"{self.bar:.6f} and the best {self.best:.6f}")
+        return (
+            f"at {100 * self.share:.0f} % of its budget a loss of {self.loss:.4f} predicts a val_bpb of {self.predicted:.6f}, "
+            f"{self.at_best:.6f} at best; so say {self.finished} finished runs of its class, of which the good ones have "
+            f"{self.bar:.6f} and the best {self.best:.6f}"
+        )
 
 
 def sampled(points: Iterable[Point]) -> tuple[float | None, ...]:
@@ -138,8 +140,8 @@ class Replay:
     pruned: int
     saved_s: float
     total_s: float
-    wrong: int              # would have beaten the best at that time
-    lost_good: int          # would have ended among the best tenth of all
+    wrong: int  # would have beaten the best at that time
+    lost_good: int  # would have ended among the best tenth of all
     stops: tuple[tuple[str, float], ...]
 
 
@@ -160,5 +162,5 @@ def replay(mode: str, curves: Sequence[Curve]) -> Replay:
             wrong += curve.final is not None and curve.final < stop.best
             lost_good += curve.final is not None and curve.final <= good
         else:
-            before.append(curve)            # a pruned run teaches nothing about the end
+            before.append(curve)  # a pruned run teaches nothing about the end
     return Replay(mode, len(curves), len(stops), saved, total, wrong, lost_good, tuple(stops))

@@ -1,7 +1,8 @@
 """How far a printed val_bpb is believed before anybody recomputes it.
 
-A claim made in an impossible time, or that does not go with the run's own training loss, is held: it is shown and not ranked. One that
-beats the best by an implausible margin is held where a verification can settle it. The daemon asks at a run's end.
+A claim made in an impossible time, that does not go with the run's own training loss, or that beats the best by an implausible margin is
+held where a verification can settle it: shown, and not ranked. Where nothing can verify, it is ranked as unverifiable with the doubt beside
+it. The daemon asks at a run's end.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from runner.policy import TrainerPolicy
 from runner.records import Outcome, Purpose, Run, Trust
 from runner.research.noise import pooled
 
-MARGIN_SD = 6.0             # beyond the best by so many standard deviations of the noise
-MARGIN_SHARE = 0.20         # or, while no noise is known, by this share of the best
-SHORT_SHARE = 0.5           # of the budget, as wall time
-RATIO_OFF = 0.25            # training loss over val_bpb is nearly one number in a class: bytes per token × ln 2
+MARGIN_SD = 6.0  # beyond the best by so many standard deviations of the noise
+MARGIN_SHARE = 0.20  # or, while no noise is known, by this share of the best
+SHORT_SHARE = 0.5  # of the budget, as wall time
+RATIO_OFF = 0.25  # training loss over val_bpb is nearly one number in a class: bytes per token × ln 2
 ENOUGH = 3
 
 
@@ -36,16 +37,16 @@ def settled(lab: Lab, run: Run) -> dict[str, Any]:
     if run.outcome is not None and run.outcome != Outcome.COMPLETED:
         return {}
     verifiable = verifier_of(lab.policy().trainer) is not None and run.engine != "fake"
-    doubt = impossible(run) or _loss_disagrees(lab, run) or (_too_good(lab, run) if verifiable else None)
-    if doubt:
-        return {"trust": Trust.CLAIMED, "trust_why": f"held: {doubt}"}
-    return {"trust": Trust.CLAIMED if verifiable else Trust.UNVERIFIABLE, "trust_why": None}
+    if run.val_bpb <= 0:
+        return {"trust": Trust.REFUTED, "trust_why": f"no text takes {run.val_bpb:g} bits per byte"}
+    doubt = impossible(run) or _loss_disagrees(lab, run) or _too_good(lab, run)
+    if not verifiable:
+        return {"trust": Trust.UNVERIFIABLE, "trust_why": doubt}
+    return {"trust": Trust.CLAIMED, "trust_why": f"held: {doubt}" if doubt else None}
 
 
 def impossible(run: Run) -> str | None:
     """Why the claim cannot be true by its own numbers and our clock; None when it can."""
-    if run.val_bpb is not None and run.val_bpb <= 0:
-        return f"no text takes {run.val_bpb:g} bits per byte"
     if run.wall_s is None:
         return None
     if run.training_s is not None and run.training_s > run.wall_s * 1.05 + 2:
@@ -60,15 +61,19 @@ def _loss_disagrees(lab: Lab, run: Run) -> str | None:
     if run.loss is None or not run.val_bpb or run.class_key is None:
         return None
     rows = lab.store.tally(
-        "loss, val_bpb", "class_key = ? AND budget_s = ? AND outcome = 'completed' AND id != ? AND loss > 0 AND val_bpb > 0 LIMIT 500",
-        (run.class_key, run.budget_s, run.id))
+        "loss, val_bpb",
+        "class_key = ? AND budget_s = ? AND outcome = 'completed' AND id != ? AND loss > 0 AND val_bpb > 0 LIMIT 500",
+        (run.class_key, run.budget_s, run.id),
+    )
     if len(rows) < ENOUGH:
         return None
     usual, own = statistics.median(loss / bpb for loss, bpb in rows), run.loss / run.val_bpb
     if abs(own / usual - 1) <= RATIO_OFF:
         return None
-    return (f"its training loss of {run.loss:.3f} nats does not go with a val_bpb of {run.val_bpb:.6f} "
-            f"({own:.2f} nats a bit; {usual:.2f} in its class)")
+    return (
+        f"its training loss of {run.loss:.3f} nats does not go with a val_bpb of {run.val_bpb:.6f} "
+        f"({own:.2f} nats a bit; {usual:.2f} in its class)"
+    )
 
 
 def _too_good(lab: Lab, run: Run) -> str | None:

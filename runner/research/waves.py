@@ -93,5 +93,11 @@ def heat_map(lab: Lab, wave_id: str, row_factor: str, column_factor: str) -> Hea
         if r.value is not None:
             found.setdefault((key(r.cell.get(row_factor)), key(r.cell.get(column_factor))), []).append(r.value)
     cells = [[found.get((key(a), key(b)), []) for b in columns] for a in rows]
-    return HeatMap(row_factor, column_factor, list(rows), list(columns), [[sum(c) / len(c) if c else None for c in line] for line in cells],
-                   [[len(c) for c in line] for line in cells])
+    return HeatMap(
+        row_factor,
+        column_factor,
+        list(rows),
+        list(columns),
+        [[sum(c) / len(c) if c else None for c in line] for line in cells],
+        [[len(c) for c in line] for line in cells],
+    )

@@ -43,7 +43,7 @@ async def test_a_run_is_read_as_upstream_prints_it(lab: Lab) -> None:
     assert run.flops_per_token == 2.1e8 and run.model_config and run.model_config["n_embd"] == 512
     assert [p.step for p in lab.store.points(run.id)] == list(range(10))
     assert run.started_at and run.first_step_at and run.ended_at and run.started_at <= run.first_step_at <= run.ended_at
-    assert run.wall_s and run.wall_s < 20 and run.exit_code == 0 and run.trust == "claimed"
+    assert run.wall_s and run.wall_s < 20 and run.exit_code == 0 and run.trust == "unverifiable"
     assert run.class_key and run.class_key.startswith("CPU ")
     assert run.log_offset == run.log_bytes == (lab.run_dir(run.id) / "out.log").stat().st_size
     assert lab.store.gpus()[0].run_id is None

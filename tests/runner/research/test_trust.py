@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from runner import queries, verbs
+from runner.errors import Refused
 from runner.lab import Lab
 from runner.records import Submission
 from runner.research import trust
@@ -47,23 +48,36 @@ def test_upstream_cannot_be_verified_and_is_ranked_so(lab: Lab) -> None:
 @pytest.mark.parametrize(("val", "facts", "says"), [
     (0.3, {"wall_s": 2.0, "training_s": None, "loss": None}, "ran for 2.0 s of a budget"),
     (0.9, {"wall_s": 3.0, "training_s": 300.1}, "claims 300.1 s of training and ran for 3.0 s"),
-    (-1.0, {"loss": None}, "bits per byte"), (0.0, {"loss": None}, "bits per byte"),
 ])
-def test_what_cannot_be_is_held_everywhere(lab: Lab, val: float, facts: dict[str, Any], says: str) -> None:
-    run = ended(lab, 1, val, **facts)
-    assert run.trust == "claimed"
-    assert says in str(run.trust_why)
-    board = queries.leaderboard(lab, class_key="cpu", budget_s=20.0)
-    assert board["rows"] == []
-    assert [u["id"] for u in board["unranked"]] == [run.id]
+def test_an_impossible_time_is_held_where_it_can_be_verified_and_told_where_not(lab: Lab, val: float, facts: Any, says: str) -> None:
+    upstream = ended(lab, 1, val, **facts)
+    assert upstream.trust == "unverifiable"
+    assert says in str(upstream.trust_why)
+    assert [r["id"] for r in queries.leaderboard(lab)["rows"]] == [upstream.id]
+    verbs.repeat(lab, upstream.id, 1, who="cli")
+    finish(lab, "r0002", val, trust="unverifiable")
+    with pytest.raises(Refused, match="doubtful"):
+        verbs.decide(lab, upstream.id, "keep", who="cli", why=None)
+    with_verifier(lab)
+    ours = ended(lab, 2, val, **facts)
+    assert ours.trust == "claimed"
+    assert says in str(ours.trust_why)
+    assert [u["id"] for u in queries.leaderboard(lab)["unranked"]] == [ours.id]
 
 
-def test_a_claim_that_does_not_go_with_its_loss_is_held(lab: Lab) -> None:
+@pytest.mark.parametrize("val", [-1.0, 0.0])
+def test_no_text_takes_no_bits(lab: Lab, val: float) -> None:
+    run = ended(lab, 1, val, loss=None)
+    assert run.trust == "refuted"
+    assert queries.leaderboard(lab, class_key="cpu", budget_s=20.0)["rows"] == []
+
+
+def test_a_claim_that_does_not_go_with_its_loss_is_doubted(lab: Lab) -> None:
     for depth, val in enumerate((1.0, 1.1, 0.95)):
-        assert ended(lab, depth, val).trust == "unverifiable"
+        assert ended(lab, depth, val).trust_why is None
     cheat = ended(lab, 9, 0.3, loss=2.8)
     assert "does not go with" in str(cheat.trust_why)
-    assert ended(lab, 10, 0.9, loss=2.7).trust == "unverifiable"
+    assert ended(lab, 10, 0.9, loss=2.7).trust_why is None
 
 
 def test_an_implausible_gain_waits_where_it_can_be_verified(lab: Lab) -> None:

@@ -1,0 +1,208 @@
+"""The two-stage rule: screen on one GPU type or at a short budget, confirm the few best on another type or at a longer budget.
+
+`promote` in the policy says from where, to where, how many, with how many seeds. A wave is considered when its last run has ended, a single
+run when it has. Only what beats its reference beyond doubt is promoted. `flips` shows where two types disagree about the order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from runner import board
+from runner.errors import PolicyError
+from runner.lab import Lab
+from runner.records import Purpose, Run
+from runner.research.classes import gpu_of
+from runner.research.noise import CLEAR, WITHIN, gain, pooled
+
+CONSIDERED = "promotions_considered"  # setting: wave ids and run ids that were looked at
+SCREENED = (Purpose.EXPERIMENT, Purpose.TUNE)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`promote` of the policy: `source` and `target` are parts of GPU names; `budget_s` None keeps the budget."""
+
+    source: str | None
+    target: str | None
+    top: int
+    seeds: int
+    budget_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A run to promote now, and why."""
+
+    run_id: str
+    gpu_type: str | None
+    budget_s: float | None
+    seeds: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """Two sources whose order differs between two classes; gains are of the first over the second, positive is better."""
+
+    first: str
+    second: str
+    gain_a: float
+    gain_b: float
+    clear: bool
+
+
+def rule_of(table: dict[str, Any] | None) -> Rule | None:
+    """The policy's rule, checked; None when there is none. Raised: PolicyError with the key and what it may be."""
+    if not table:
+        return None
+    known = ("from", "to", "top", "seeds", "budget_s")
+    where = "hosts.toml: [policy] promote"
+    for key in table:
+        if key not in known:
+            raise PolicyError(f"{where} has an unknown key {key!r}.", next_step=f"Allowed: {', '.join(known)}.")
+    source, target = (_text(table, key, where) for key in ("from", "to"))
+    budget = table.get("budget_s")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, (int, float)) or not 0 < budget < math.inf):
+        raise PolicyError(f"{where}: budget_s is {budget!r}.", next_step="Allowed: a number of seconds.")
+    if target is None and budget is None:
+        raise PolicyError(
+            f"{where} names neither `to` nor `budget_s`.", next_step='Say where to promote: promote = {from = "H100", to = "H200"}.'
+        )
+    top, seeds = _count(table, "top", 3, where), _count(table, "seeds", 1, where)
+    return Rule(source, target, top, seeds, float(budget) if budget is not None else None)
+
+
+def _text(table: dict[str, Any], key: str, where: str) -> str | None:
+    value = table.get(key)
+    if value is not None and not isinstance(value, str):
+        raise PolicyError(f"{where}: {key} is {value!r}.", next_step='Allowed: a part of a GPU name, for example "H200".')
+    return value
+
+
+def _count(table: dict[str, Any], key: str, default: int, where: str) -> int:
+    value = table.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 64:
+        raise PolicyError(f"{where}: {key} is {value!r}.", next_step="Allowed: 1 to 64.")
+    return value
+
+
+def due(lab: Lab) -> list[Due]:
+    """What the rule promotes now; what was considered is remembered with `considered`."""
+    rule = rule_of(lab.policy().limits.promote)
+    if rule is None:
+        return []
+    seen = set(lab.store.setting(CONSIDERED, []))
+    found: list[Due] = []
+    for name, runs in _ready(lab, rule, seen):
+        chosen = best_of(lab, runs, rule.top)
+        found += [Due(r.id, rule.target, rule.budget_s, rule.seeds, why) for r, why in chosen if not _promoted(lab, r, rule)]
+        considered(lab, name)
+    return found
+
+
+def considered(lab: Lab, name: str) -> None:
+    """Remember that a wave or run was looked at."""
+    seen = lab.store.setting(CONSIDERED, [])
+    lab.store.set_setting(CONSIDERED, [*seen[-2000:], name])
+
+
+def _ready(lab: Lab, rule: Rule, seen: set[str]) -> list[tuple[str, list[Run]]]:
+    """Waves whose last run has ended, and single runs that have, which the rule has not looked at."""
+    screened = ", ".join(f"'{p}'" for p in SCREENED)
+    runs = lab.store.runs(f"phase = 'ended' AND outcome = 'completed' AND purpose IN ({screened})", order="seq DESC", limit=1000)
+    open_waves = {w for (w,) in lab.store.tally("DISTINCT wave_id", "phase != 'ended' AND wave_id IS NOT NULL")}
+    groups: dict[str, list[Run]] = {}
+    for run in reversed(runs):
+        if run.wave_id in open_waves or (rule.source and rule.source.lower() not in (run.gpu_name or "").lower()):
+            continue
+        if rule.target is None and rule.budget_s == run.budget_s:
+            continue
+        groups.setdefault(run.wave_id or run.id, []).append(run)
+    return [(name, members) for name, members in groups.items() if name not in seen]
+
+
+def best_of(lab: Lab, runs: Sequence[Run], top: int) -> list[tuple[Run, str]]:
+    """The best `top` sources of the runs that beat their reference, best first, each with the reason in words."""
+    found: list[tuple[float, int, Run, str]] = []
+    scopes = {(r.class_key, r.budget_s) for r in runs}
+    ranked = {scope: board.collect(lab, *scope)[0] for scope in scopes}
+    wanted = {r.id for r in runs}
+    for run in runs:
+        groups = ranked[run.class_key, run.budget_s]
+        group = next((g for g in groups if run.id in g.ids), None)
+        if group is None or run.id != next((i for i in group.ids if i in wanted), None):
+            continue  # one run stands for all repeats of its source
+        reference = board.reference_of(groups, group, run)
+        if reference is None:
+            continue
+        gained = gain(group.values, reference.values, pooled(g.values for g in groups))
+        if gained.value > 0 and gained.badge != WITHIN:
+            error = f" ± {gained.se:.6f}" if gained.se is not None else ", noise unknown"
+            found.append((group.mean, run.seq, run, f"{gained.value:+.6f}{error} over {reference.ids[0]}"))
+    found.sort(key=lambda f: (f[0], f[1]))
+    return [(run, why) for _, _, run, why in found[:top]]
+
+
+def _promoted(lab: Lab, run: Run, rule: Rule) -> bool:
+    budget = rule.budget_s if rule.budget_s is not None else run.budget_s
+    return bool(
+        lab.store.count_runs(
+            "effective_sha = ? AND purpose = 'promotion' AND gpu_type IS ? AND budget_s = ?",
+            (run.effective_sha, rule.target or run.gpu_type, budget),
+        )
+    )
+
+
+def flips(lab: Lab, class_a: str, class_b: str, budget_s: float) -> list[Flip]:
+    """Pairs of sources that ran in both classes and rank the other way round; clear ones, where both orders are beyond noise, first."""
+    (groups_a, _), (groups_b, _) = board.collect(lab, class_a, budget_s), board.collect(lab, class_b, budget_s)
+    source = {g.ids[0]: _source(lab, g.ids[0]) for g in (*groups_a, *groups_b)}
+    in_b = {source[g.ids[0]]: g for g in groups_b}
+    both = [(g, in_b[source[g.ids[0]]]) for g in groups_a if source[g.ids[0]] in in_b]
+    noise_a, noise_b = pooled(g.values for g in groups_a), pooled(g.values for g in groups_b)
+    found = []
+    for (a1, b1), (a2, b2) in itertools.combinations(both, 2):
+        ga, gb = gain(a1.values, a2.values, noise_a), gain(b1.values, b2.values, noise_b)
+        if ga.value * gb.value < 0:
+            found.append(Flip(a1.ids[0], a2.ids[0], ga.value, gb.value, ga.badge == CLEAR and gb.badge == CLEAR))
+    return sorted(found, key=lambda f: (not f.clear, -min(abs(f.gain_a), abs(f.gain_b))))
+
+
+def _source(lab: Lab, run_id: str) -> str:
+    return str(lab.store.tally("effective_sha", "id = ?", (run_id,))[0][0])
+
+
+@dataclass(frozen=True, slots=True)
+class Across:
+    """A source in two classes: relative gain over one baseline source in each, in percent, and ranks."""
+
+    run_a: str
+    run_b: str
+    percent_a: float
+    percent_b: float
+    rank_a: int
+    rank_b: int
+
+
+def across(lab: Lab, class_a: str, class_b: str, budget_s: float) -> list[Across]:
+    """Sources seen in both classes, compared only by rank and by relative gain over the same baseline source."""
+    (groups_a, _), (groups_b, _) = board.collect(lab, class_a, budget_s), board.collect(lab, class_b, budget_s)
+    at_b = {_source(lab, g.ids[0]): (rank, g) for rank, g in enumerate(groups_b, 1)}
+    shared = [(rank, g, *at_b[s]) for rank, g in enumerate(groups_a, 1) if (s := _source(lab, g.ids[0])) in at_b]
+    base = next(((a, b) for _, a, _, b in shared if a.baseline or b.baseline), None)
+    if base is None:
+        return []
+    return [
+        Across(a.ids[0], b.ids[0], 100 * (base[0].mean - a.mean) / base[0].mean, 100 * (base[1].mean - b.mean) / base[1].mean, ra, rb)
+        for ra, a, rb, b in shared
+    ]
+
+
+def class_of_type(lab: Lab, gpu_type: str) -> str | None:
+    """The class with most results whose GPU model contains the words; None when nothing ran there."""
+    return next((s["class"] for s in board.scopes(lab) if s["class"] and gpu_type.lower() in gpu_of(s["class"]).lower()), None)

@@ -1,0 +1,333 @@
+"""What the daemon does with the research code at every tick: watch live runs, settle ended ones, prune, promote.
+
+Detectors see views built here; a flag goes up once (after two looks in a row, or at once when bad) and comes down after a quiet minute.
+All of it may be repeated after a crash: nothing is remembered that the database does not say.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from runner import board, health, queries, sources, verbs
+from runner.errors import OvernightError, RequestError
+from runner.health import Finding, LabView, View
+from runner.lab import Lab
+from runner.mfu import mfu_percent
+from runner.records import Gpu, GpuState, Json, Outcome, Phase, Purpose, Run, Severity
+from runner.research import classes, promotion, pruning, trust
+from runner.research.noise import gain, pooled
+
+LOOK_EVERY_S = 5.0  # detectors; pruning is judged at every tick
+QUIET_S = 60.0  # a condition must be gone so long before its flag comes down
+PEERS_KEPT_S = 15.0
+LAB_EVERY_S = 10.0
+log = logging.getLogger("overnight.watch")
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """A run that the policy wants ended, the word for its stop file, and the evidence."""
+
+    run_id: str
+    reason: str
+    evidence: str
+
+
+@dataclass(slots=True)
+class _Seen:
+    first: float
+    last: float
+    looks: int = 1
+    up: bool = False
+
+
+@dataclass(slots=True)
+class _Peers:
+    """What finished runs of a class and budget say, kept for some seconds."""
+
+    at: float
+    runs: list[Run]
+    curves: list[pruning.Curve]
+    pruned: int
+
+
+@dataclass(slots=True)
+class Watch:
+    """The daemon's memory of what it watches; losing it costs nothing but a second look."""
+
+    lab: Lab
+    clock: Callable[[], float] = time.time
+    seen: dict[tuple[str, str], _Seen] = field(default_factory=dict)
+    peers: dict[tuple[str, float], _Peers] = field(default_factory=dict)
+    curves: dict[str, pruning.Curve] = field(default_factory=dict)
+    judged: dict[str, int] = field(default_factory=dict)
+    looked: dict[str, float] = field(default_factory=dict)
+    settled_to: float = 0.0
+    lab_at: float = 0.0
+    submitted: bool = False  # runs were queued since the daemon last looked
+
+    def tick(self) -> list[Stop]:
+        """One round; returns the runs that the policy wants stopped, with reason and evidence."""
+        now, store = self.clock(), self.lab.store
+        live = [r for r in store.active_runs() if r.phase == Phase.RUNNING]
+        gpus = {g.uuid: g for g in store.gpus()}
+        stops = self._prune(live, now)
+        due = [r for r in live if now - self.looked.get(r.id, 0.0) >= LOOK_EVERY_S]
+        for run in due:
+            self.looked[run.id] = now
+            self._report(run.id, health.detect(self._view(run, gpus.get(run.gpu_uuid or ""), now)), now)
+        if now - self.lab_at >= LAB_EVERY_S:
+            self.lab_at = now
+            for subject, finding in health.detect_lab(self._lab_view(list(gpus.values()), now)):
+                self._report(subject, [finding], now)
+        if self._settle(now):
+            self._promote()
+        self._lower(now, {r.id for r in live})
+        return stops
+
+    # pruning
+
+    def _prune(self, live: list[Run], now: float) -> list[Stop]:
+        mode = self.lab.policy().limits.pruning
+        stops: list[Stop] = []
+        for run in live:
+            if mode == "off" or run.purpose not in pruning.PRUNABLE or run.share is None or run.wanted != "run":
+                continue
+            at = sum(s <= run.share + 1e-9 for s in pruning.GRID)
+            if self.judged.get(run.id, 0) >= at:
+                continue
+            self.judged[run.id] = at
+            peers = self._peers(run, now)
+            found = pruning.judge(mode, run.share, pruning.sampled(self.lab.store.points(run.id)), peers.curves, peers.pruned)
+            if found is not None:
+                stops.append(Stop(run.id, "pruned", found.evidence))
+        return stops
+
+    def _peers(self, run: Run, now: float) -> _Peers:
+        """Finished runs of the run's class and budget, with their curves."""
+        key = (run.class_key or classes.class_key(run) or "", run.budget_s)
+        kept = self.peers.get(key)
+        if kept is not None and now - kept.at < PEERS_KEPT_S:
+            return kept
+        store = self.lab.store
+        runs = store.runs(
+            "class_key = ? AND budget_s = ? AND outcome = 'completed' AND val_bpb IS NOT NULL", key, order="seq DESC", limit=200
+        )
+        pruned = store.count_runs("class_key = ? AND budget_s = ? AND outcome = 'pruned'", key)
+        curves = [self._curve(r) for r in runs if board.unranked_reason(r.val_bpb, r.trust, r.trust_why) is None]
+        self.peers[key] = _Peers(now, runs, curves, pruned)
+        return self.peers[key]
+
+    def _curve(self, run: Run) -> pruning.Curve:
+        if run.id not in self.curves:
+            self.curves[run.id] = pruning.Curve(run.id, pruning.sampled(self.lab.store.points(run.id)), run.val_bpb, run.budget_s)
+        return self.curves[run.id]
+
+    # views
+
+    def _view(self, run: Run, gpu: Gpu | None, now: float) -> View:
+        store, policy = self.lab.store, self.lab.policy()
+        same = [r for r in self._peers(run, now).runs if r.id != run.id]
+        alike = [r for r in same if r.tok_s is not None and _config(r) == _config(run)]
+        rates = [m for r in same if (m := mfu_percent(r, policy)) is not None]
+        flops = run.flops_per_token
+        local = gpu is not None and (h := policy.host(gpu.host)) is not None and h.kind == "local"
+        return View(
+            run=run,
+            now=now,
+            points=store.points(run.id),
+            sample=gpu.telemetry if gpu else None,
+            mfu_percent=mfu_percent(run, policy),
+            class_mfu=rates,
+            peer_tok_s=[float(r.tok_s or 0) for r in alike],
+            smaller_batch=_smaller_batch(run, same),
+            baseline_epochs=next((r.epoch for r in same if r.purpose == Purpose.BASELINE), None),
+            achieved_flops=flops * run.tok_s if flops and run.tok_s else None,
+            measured_flops=self._measured(gpu),
+            same_as=self._same_as(run),
+            evaluated_share=self._evaluated(run),
+            cpu_load=(os.getloadavg()[0], os.cpu_count() or 1) if local else None,
+        )
+
+    def _measured(self, gpu: Gpu | None) -> float | None:
+        """The matmul rate a preflight of this GPU's host measured, FLOP/s."""
+        host = next((h for h in self.lab.store.hosts() if gpu is not None and h.name == gpu.host), None)
+        found = ((host.info or {}).get("preflight") or {}).get("matmul_flops") if host is not None else None
+        return float(found) if isinstance(found, (int, float)) else None
+
+    def _same_as(self, run: Run) -> str | None:
+        """An earlier run with the same effective source and budget that this one does not claim to repeat or retry."""
+        if run.repeat_of or run.retry_of or run.promoted_from or run.purpose not in (Purpose.EXPERIMENT, Purpose.TUNE):
+            return None
+        rows = self.lab.store.tally(
+            "id",
+            "effective_sha = ? AND budget_s = ? AND seq < ? AND outcome = 'completed' AND class_key IS ? ORDER BY seq LIMIT 1",
+            (run.effective_sha, run.budget_s, run.seq, run.class_key or classes.class_key(run)),
+        )
+        return str(rows[0][0]) if rows else None
+
+    def _evaluated(self, run: Run) -> float | None:
+        """The share of the evaluation tokens that whole device batches cover, for upstream's evaluation by steps."""
+        fixed = self._fixed_constants()
+        batch, length, tokens = run.constants.get("DEVICE_BATCH_SIZE"), fixed.get("MAX_SEQ_LEN"), fixed.get("EVAL_TOKENS")
+        if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in (batch, length, tokens)):
+            return None
+        step = int(batch or 1) * int(length or 1)
+        return (int(tokens or 1) // step) * step / int(tokens or 1)
+
+    def _fixed_constants(self) -> Json:
+        trainer = self.lab.policy().trainer
+        name = (trainer.budget or "prepare.py").partition(":")[0]
+        try:
+            return sources.constants((trainer.folder / name).read_bytes().decode())
+        except (OSError, UnicodeDecodeError, RequestError):
+            return {}
+
+    def _lab_view(self, gpus: list[Gpu], now: float) -> LabView:
+        state = queries.lab_state(self.lab)
+        idle = [(g.uuid, now - g.since) for g in gpus if g.state == GpuState.FREE]
+        waiting = queries.queue(self.lab) if state.queued and idle else []
+        names = [g.name.lower() for g in gpus if g.state == GpuState.FREE]
+        blocked = bool(waiting) and all(r.gpu_type and not any(r.gpu_type.lower() in n for n in names) for r in waiting)
+        foreign = [(g.uuid, g.state, g.reason or "") for g in gpus if g.state in (GpuState.FOREIGN, GpuState.QUARANTINED)]
+        return LabView(
+            now=now,
+            queued=state.queued,
+            paused=state.paused or bool(state.paused_agents),
+            idle=idle,
+            blocked=blocked,
+            last_agent_call_s=state.last_agent_call_s,
+            gains=self._gains(state.best_class, state.best_budget_s),
+            foreign=foreign,
+        )
+
+    def _gains(self, class_key: str | None, budget_s: float | None) -> list[tuple[float, str]]:
+        """Each experiment's gain over the best before it, in order of submission; the last few."""
+        groups, _ = board.collect(self.lab, class_key, budget_s)
+        floor = pooled(g.values for g in groups)
+        found: list[tuple[float, str]] = []
+        best: board.Group | None = None
+        for group in sorted(groups, key=lambda g: g.seqs[0]):
+            if best is not None:
+                gained = gain(group.values, best.values, floor)
+                found.append((gained.value, gained.badge))
+            if best is None or group.mean < best.mean:
+                best = group
+        return found[-health.FLAT_GAINS :]
+
+    # flags
+
+    def _report(self, subject: str, findings: list[Finding], now: float) -> None:
+        for finding in findings:
+            key = (subject, finding.kind)
+            seen = self.seen.get(key)
+            if seen is None:
+                seen = self.seen[key] = _Seen(now, now)
+            else:
+                seen.looks, seen.last = seen.looks + 1, now
+            if not seen.up and seen.looks < 2 and finding.severity != Severity.BAD:
+                continue  # once may be chance
+            if not seen.up:
+                seen.up = True
+                if self.lab.store.raise_flag(subject, finding.kind, str(finding.severity), finding.evidence):
+                    log.info("%s: %s: %s", subject, finding.kind, finding.evidence)
+                    self._kill(subject, finding)
+
+    def _kill(self, subject: str, finding: Finding) -> None:
+        """Stop the run when the policy names this kind of flag; by default none is named."""
+        if finding.kind in self.lab.policy().limits.kill_on_flags and self.lab.store.run(subject) is not None:
+            verbs.cancel(self.lab, [subject], who="daemon", why=f"policy kill_on_flags: {finding.kind}: {finding.evidence}")
+
+    def _lower(self, now: float, live: set[str]) -> None:
+        """Take flags down whose condition has been away for a while; those of ended runs stay as they were."""
+        for (subject, kind), seen in list(self.seen.items()):
+            is_run = subject.startswith("r") and subject[1:].isdigit()
+            if now - seen.last <= QUIET_S or (is_run and subject not in live):
+                if is_run and subject not in live and now - seen.last > QUIET_S:
+                    del self.seen[subject, kind]
+                continue
+            if seen.up:
+                self.lab.store.clear_flag(subject, kind)
+            del self.seen[subject, kind]
+        for run_id in [r for r in self.looked if r not in live]:
+            self.looked.pop(run_id, None)
+            self.judged.pop(run_id, None)
+
+    # ended runs
+
+    def _settle(self, now: float) -> bool:
+        """Flags that only the end can give, for runs that ended since the last look (an hour back after a restart); whether any did."""
+        since = self.settled_to or now - 3600
+        runs = self.lab.store.runs("ended_at > ? AND phase = 'ended'", (since,), order="ended_at", limit=200)
+        if runs:
+            self.peers.clear()
+        for run in runs:
+            self.settled_to = max(self.settled_to, run.ended_at or 0.0)
+            if run.outcome == Outcome.COMPLETED:
+                view = View(
+                    run=run,
+                    now=now,
+                    mfu_percent=mfu_percent(run, self.lab.policy()),
+                    same_as=self._same_as(run),
+                    evaluated_share=self._evaluated(run),
+                    points=(),
+                    baseline_epochs=next((r.epoch for r in self._peers(run, now).runs if r.purpose == Purpose.BASELINE), None),
+                )
+                for finding in health.detect(view):
+                    self.lab.store.raise_flag(run.id, finding.kind, str(finding.severity), finding.evidence)
+                if run.trust_why:
+                    self.lab.store.raise_flag(run.id, "held", Severity.WARN, run.trust_why)
+                self._verify(run)
+        if not runs and not self.settled_to:
+            self.settled_to = now
+        return bool(runs)
+
+    def _verify(self, run: Run) -> None:
+        why = trust.wants_verification(self.lab, run)
+        asked = why and self.lab.store.tally("count(*)", "verb = 'verify' AND args LIKE ?", (f'%"{run.id}"%',), table="requests")[0][0]
+        if why and not asked:
+            verbs.ask(self.lab, "verify", {"run": run.id, "why": why}, who="daemon")
+
+    def _promote(self) -> None:
+        try:
+            with self.lab.store.transaction():
+                for due in promotion.due(self.lab):
+                    verbs.promote(
+                        self.lab,
+                        due.run_id,
+                        who="daemon",
+                        gpu_type=due.gpu_type,
+                        budget_s=due.budget_s,
+                        seeds=due.seeds,
+                        why=f"promoted by policy: {due.why}",
+                    )
+                    self.submitted = True
+            self.lab.store.clear_flag("lab", "promotion_refused")
+        except OvernightError as error:
+            self.lab.store.raise_flag("lab", "promotion_refused", Severity.WARN, str(error))
+
+
+def _config(run: Run) -> tuple[Any, ...]:
+    """What speed depends on and an experiment may change: the model and the batches."""
+    return (repr(run.model_config), *(run.constants.get(k) for k in ("TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE", "SEQ_LEN")))
+
+
+def _smaller_batch(run: Run, same: list[Run]) -> tuple[str, int, float] | None:
+    """The fastest run of the same model and total batch with a smaller device batch."""
+    own = run.constants.get("DEVICE_BATCH_SIZE")
+    if not isinstance(own, int) or isinstance(own, bool):
+        return None
+    found = [
+        (r.id, int(b), float(r.tok_s))
+        for r in same
+        if isinstance(b := r.constants.get("DEVICE_BATCH_SIZE"), int)
+        and b < own
+        and r.tok_s
+        and repr(r.model_config) == repr(run.model_config)
+    ]
+    return max(found, key=lambda f: f[2]) if found else None

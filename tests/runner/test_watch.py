@@ -1,0 +1,147 @@
+"""The daemon's watch: flags that go up once and come down, hopeless runs stopped, winners promoted; on simulated GPUs and real rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner import verbs
+from runner.lab import Lab
+from runner.records import Submission, WaveRequest
+from runner.watch import QUIET_S, Watch
+from tests.runner.daemons import ended, fake_lab, serving, until
+from tests.runner.labs import finish, make_lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Any:
+    opened = make_lab(tmp_path)
+    yield opened
+    opened.close()
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1e6
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def running(lab: Lab, **observed: Any) -> str:
+    run_id = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    lab.store.upsert_gpu("GPU-1", host="h", name="H100", state="busy", since=0.0, telemetry={"util_pct": 99, "throttle": 0x40})
+    usual = {"phase": "running", "stage": "training", "gpu_uuid": "GPU-1", "gpu_name": "H100", "step": 9, "share": 0.3, "dt_ms": 300.0}
+    lab.store.update_run(run_id, **{**usual, "started_at": 1e6, "last_output_at": 1e6, **observed})
+    return run_id
+
+
+def up(lab: Lab) -> set[str]:
+    return {f.kind for f in lab.store.flags()}
+
+
+def test_a_flag_goes_up_after_two_looks_and_comes_down_after_a_quiet_minute(lab: Lab) -> None:
+    run_id, clock = running(lab), Clock()
+    watch = Watch(lab, clock)
+    watch.tick()
+    assert up(lab) == set()  # once may be chance
+    clock.now += 6
+    lab.store.update_run(run_id, last_output_at=clock.now)
+    watch.tick()
+    assert up(lab) == {"throttled"}
+    raised = lab.store.flags()[0].raised_at
+    for step in range(40):  # a flapping sensor: bad at every second look
+        clock.now += 6
+        lab.store.update_run(run_id, last_output_at=clock.now)
+        lab.store.upsert_gpu("GPU-1", telemetry={"util_pct": 99, "throttle": 0x40 if step % 2 else 0})
+        watch.tick()
+        assert up(lab) == {"throttled"}
+    assert lab.store.flags()[0].raised_at == raised
+    lab.store.upsert_gpu("GPU-1", telemetry={"util_pct": 99, "throttle": 0})
+    for _ in range(3):
+        clock.now += QUIET_S / 2 + 1
+        lab.store.update_run(run_id, last_output_at=clock.now)
+        watch.tick()
+    assert up(lab) == set()
+    run = lab.store.run(run_id)
+    assert run is not None
+    assert run.wanted == "run"  # no flag ever stops a run by itself
+
+
+def test_only_the_policy_makes_a_flag_kill(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, policy='kill_on_flags = ["throttled"]')
+    run_id, clock = running(lab), Clock()
+    watch = Watch(lab, clock)
+    for _ in range(2):
+        watch.tick()
+        clock.now += 6
+    run = lab.store.run(run_id)
+    assert run is not None
+    assert run.wanted == "cancel"
+    event = next(e for e in lab.store.events() if e.verb == "cancel")
+    assert event.who == "daemon"
+    assert "kill_on_flags" in str(event.why)
+    lab.close()
+
+
+def test_flags_of_the_end_and_of_a_source_that_is_no_edit(lab: Lab) -> None:
+    first = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    again = verbs.submit(lab, Submission(hypothesis="a new optimizer", allow_duplicate=True), who="cli").run_ids[0]
+    for run_id in (first, again):
+        finish(lab, run_id, 1.0, wall_s=900.0, training_s=300.0)
+    Watch(lab).tick()
+    assert {(f.subject, f.kind) for f in lab.store.flags()} == {
+        (first, "wall_over_training"),
+        (again, "wall_over_training"),
+        (again, "unchanged_source"),
+    }
+
+
+@pytest.mark.timeout(60)
+async def test_hopeless_runs_are_stopped_and_the_others_are_not(tmp_path: Path) -> None:
+    lab = fake_lab(tmp_path, 'pruning = "eager"', "types = {H100 = 12}\nspeed = 100\n")
+    async with serving(lab):
+        good = verbs.submit_wave(
+            lab, WaveRequest(budget_s=300, factors={"MATRIX_LR": [0.03, 0.04, 0.05, 0.06], "WEIGHT_DECAY": [0.05, 0.1, 0.2]}), who="cli"
+        )
+        await ended(lab, *good.run_ids, deadline_s=30)
+        bad = verbs.submit(lab, Submission(budget_s=300, overrides={"DEPTH": 4, "ASPECT_RATIO": 32}), who="cli").run_ids[0]
+        spared = verbs.submit(
+            lab, Submission(budget_s=300, overrides={"DEPTH": 4, "ASPECT_RATIO": 32}, purpose="repeat"), who="cli"
+        ).run_ids[0]
+        await until(lambda: (r := lab.store.run(bad)) and r.ended, 30)
+        run = lab.store.run(bad)
+        assert run is not None
+        assert (run.outcome, run.cause) == ("pruned", "pruned")
+        assert "finished runs of its class" in str(run.cause_text)
+        assert run.share is not None
+        assert run.share < 0.9
+        (repeat,) = await ended(lab, spared)
+        assert repeat.outcome == "completed"
+    lab.close()
+
+
+@pytest.mark.timeout(60)
+async def test_the_best_of_a_wave_are_promoted_once(tmp_path: Path) -> None:
+    lab = fake_lab(tmp_path, 'promote = {from = "H100", to = "H200", top = 2, seeds = 2}', "types = {H100 = 4, H200 = 2}\nspeed = 300\n")
+    async with serving(lab):
+        base = verbs.submit(lab, Submission(budget_s=300, gpu_type="H100"), who="cli").run_ids[0]
+        await ended(lab, base)
+        wave = verbs.submit_wave(
+            lab,
+            WaveRequest(base=base, budget_s=300, gpu_type="H100", factors={"TOTAL_BATCH_SIZE": [2**18], "WEIGHT_DECAY": [0.08, 0.1, 2.0]}),
+            who="cli",
+        )
+        await ended(lab, *wave.run_ids)
+        await until(lambda: lab.store.count_runs("purpose = 'promotion' AND phase = 'ended'") == 4, 30)
+        promoted = lab.store.runs("purpose = 'promotion'")
+        assert {r.gpu_type for r in promoted} == {"H200"}
+        assert all("H200" in str(r.gpu_name) for r in promoted)
+        by_value = sorted((r for r in map(lab.store.run, wave.run_ids) if r and r.val_bpb), key=lambda r: r.val_bpb or 9)
+        assert {r.promoted_from for r in promoted} == {r.id for r in by_value[:2]}
+        assert len({r.seed for r in promoted}) == 2
+        event = next(e for e in lab.store.events() if e.verb == "promote")
+        assert "promoted by policy" in str(event.why)
+    lab.close()
