@@ -77,6 +77,8 @@ def real_plan(trainer: Path, *, gpu: bool) -> Plan:
             "",
             "[policy]",
             f"budget_s = {BUDGET_S}",
+            # A run that is started ahead imports torch: on a CPU that would take time from the run before it.
+            f"handed_ahead = {int(gpu)}",
             "",
             "[[host]]",
             'name = "here"',
