@@ -5,14 +5,16 @@ Every face is imported by name when its command runs, so that the daemon and the
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import tempfile
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
 import typer
 
-from runner.cli_io import JsonFlag, emit, lab_of, print_json, say
+from runner.cli_io import JsonFlag, emit, lab_of, note, print_json, say
 from runner.errors import BadValue, OvernightError
 from runner.lab import find_lab
 
@@ -108,14 +110,26 @@ def bench() -> None:
 
 
 def bench_trainer(
-    against: Annotated[Path, typer.Option("--against", metavar="PATH", help="The other trainer's folder.")],
-    ours: Annotated[Path | None, typer.Option("--ours", metavar="PATH", help="The trainer folder (default: the shipped one).")] = None,
-    budget: Annotated[float, typer.Option("--budget", "-b", metavar="SECONDS", help="Counted training time of each run.")] = 300.0,
-    pairs: Annotated[int, typer.Option("--pairs", metavar="N", help="How many alternating pairs.")] = 1,
+    against: Annotated[Path, typer.Option("--against", metavar="PATH", help="A checkout of karpathy/autoresearch or a fork.")],
+    shards: Annotated[Path, typer.Option("--shards", metavar="DIR", help="Parquet shards of text; the last one is validation.")],
+    budget: Annotated[list[float] | None, typer.Option("--budget", "-b", metavar="SECONDS", help="Repeat for more (default: 60).")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, metavar="N", help="How many alternating rounds.")] = 1,
+    shim: Annotated[bool, typer.Option("--shim", help="Answer the other side's `kernels` package with PyTorch's attention.")] = False,
+    keep: Annotated[Path | None, typer.Option("--keep", metavar="DIR", help="Keep data and runs here.")] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Two trainers on one GPU with the same budget, alternating, as a table."""
-    if not against.is_dir():
-        raise BadValue(f"{against} is not a folder.", next_step="Name the folder of the other trainer.")
+    """Two trainers on one GPU. The same data and budget, alternating, as a table."""
+    for path in (against, shards):
+        if not path.is_dir():
+            raise BadValue(f"{path} is not a folder.", next_step="--against and --shards name folders.")
     measured = importlib.import_module("runner.bench_trainer")
-    raise typer.Exit(int(measured.main(ours=ours, against=against, budget_s=budget, pairs=pairs, as_json=json) or 0))
+    with tempfile.TemporaryDirectory(prefix="overnight-bench-") as scratch:
+        folder = keep or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows = measured.bench(against, shards, budget or [60.0], rounds, folder, shim=shim, say=note)
+    if json:
+        print_json({"v": 1, "rows": [dataclasses.asdict(row) for row in rows]})
+    else:
+        say(measured.table(rows))
+    if any(row.exit_code for row in rows):
+        raise typer.Exit(1)
