@@ -317,9 +317,9 @@ def free_in_s(run: Run | None, now: float) -> float | None:
         return None
     if run.remaining_s is not None:
         return max(run.remaining_s, 0.0)
-    if run.started_at is None:
+    if run.first_step_at is None:  # compiling: the budget has not begun
         return run.budget_s
-    return max(run.budget_s - (now - (run.first_step_at or run.started_at)), 0.0)
+    return max(run.budget_s - (now - run.first_step_at), 0.0)
 
 
 def lab_state(lab: Lab) -> LabState:

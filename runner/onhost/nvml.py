@@ -171,8 +171,13 @@ class Nvml:
         return None
 
     def memory(self, handle: Any) -> Dict[str, Any]:
-        """Used and total memory; integrated GPUs (GB10) have none of their own to tell."""
-        info = self.ask(self.lib.nvmlDeviceGetMemoryInfo, handle)
+        """Used and total memory as nvidia-smi shows them; integrated GPUs (GB10) have none of their own to tell.
+
+        The second version of the call leaves out what the driver reserves (615 MiB on an idle H200); older drivers know only the first.
+        """
+        second = getattr(self.lib, "nvmlMemory_v2", None)
+        info = self.ask(self.lib.nvmlDeviceGetMemoryInfo, handle, second) if second else None
+        info = info or self.ask(self.lib.nvmlDeviceGetMemoryInfo, handle)
         total = between(getattr(info, "total", None), 1, 1 << 50)
         used = between(getattr(info, "used", None), 0, total) if total else None
         return {"mem_total_mib": None if total is None else total >> 20, "mem_used_mib": None if used is None else used >> 20}

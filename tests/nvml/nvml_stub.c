@@ -156,7 +156,20 @@ int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *info) {
     } else {
         if ((error = number(handle, "used", 10, &used)) || (error = number(handle, "total", 10, &total))) return error;
     }
+    unsigned long long reserved = 0;
+    number(handle, "reserved", 10, &reserved); /* the first version of the call counts it as used */
+    used += reserved;
     info[0] = total << 20, info[1] = (total - used) << 20, info[2] = used << 20;
+    return OK;
+}
+
+/* {version, total, reserved, free, used}; a driver that knows it has a `reserved` field in its state */
+int nvmlDeviceGetMemoryInfo_v2(void *handle, unsigned long long *info) {
+    unsigned long long reserved, used, total;
+    int error;
+    if ((error = number(handle, "reserved", 10, &reserved))) return error;
+    if ((error = number(handle, "used", 10, &used)) || (error = number(handle, "total", 10, &total))) return error;
+    info[1] = total << 20, info[2] = reserved << 20, info[3] = (total - used - reserved) << 20, info[4] = used << 20;
     return OK;
 }
 

@@ -76,6 +76,11 @@ def test_every_field_of_the_format_is_there_with_its_unit(nvml: FakeNvml, sample
     assert process["pid"] == os.getpid() and process["used_mib"] == 60_500 and process["user"] and process["name"]
 
 
+def test_what_the_driver_reserves_is_not_memory_in_use(nvml: FakeNvml, sampler: Any) -> None:
+    nvml.card("GPU-a", used=0, reserved=615)
+    assert sampler().line()["mem_used_mib"] == 0
+
+
 @pytest.mark.parametrize("code", [3, 999, 4, 13])
 def test_a_field_the_card_does_not_give_is_none_and_harms_no_other(nvml: FakeNvml, sampler: Any, code: int) -> None:
     fields = {
