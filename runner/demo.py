@@ -69,10 +69,13 @@ def demo(*, simulate: bool, plain: bool, folder: Path | None = None) -> int:
     lab = open_lab(stage.lab_path, create=True)
     try:
         daemonctl.ensure_daemon(lab)
-        finished, refused = show(stage, lab, plain=plain)
+        try:
+            finished, refused = show(stage, lab, plain=plain)
+        except KeyboardInterrupt:
+            say_how_to_return(stage)
+            raise
         if not finished:
-            say(f"The demo's runs go on without you. Look again: {overnight()} --lab {stage.lab_path}")
-            say("Finish the demo: the same command again.")
+            say_how_to_return(stage)
             return 0
         daemonctl.stop_daemon(lab)
         runs = lab.store.runs()
@@ -248,6 +251,14 @@ def overnight() -> str:
     """How to call this command from anywhere."""
     beside = Path(sys.executable).parent / "overnight"
     return str(beside) if beside.exists() else "overnight"
+
+
+def say_how_to_return(stage: Stage) -> None:
+    """What goes on when somebody leaves early, and how to come back to it or end it."""
+    command = f"{overnight()} --lab {stage.lab_path}"
+    say("\nWhat was submitted goes on without you. The same command again finishes the demo.")
+    say(f"  look again       {command}")
+    say(f"  end its daemon   {command} daemon stop")
 
 
 def print_boards(lab: Lab) -> None:
