@@ -52,6 +52,7 @@ class _Sim:
     script: simrun.Script
     queued: float
     started: float | None = None
+    warm_s: float = 0.0  # simulated seconds of imports a standby had done before its turn
     written: int = 0
     events_written: int = 0
     ended: float | None = None
@@ -165,7 +166,7 @@ class FakeEngine:
         if self._down():
             raise HostError(f"host {self.host.name} does not answer (simulated)")
         path = self.lab.run_dir(run_id) / "stop"
-        if path.parent.is_dir() and not path.exists():
+        if path.parent.is_dir():
             path.write_text(json.dumps({"reason": reason, "force": force}))
         self._advance(time.time())
 
@@ -186,6 +187,8 @@ class FakeEngine:
         for sim in list(self.sims.values()):
             if sim.ended is None and sim.status and sim.status["boot_id"] == boot:
                 self._step(sim, now)
+            elif sim.ended is None:
+                sim.ended = now  # it died with the boot before; poll says lost
         waiting = sorted((s for s in self.sims.values() if s.started is None and s.ended is None), key=lambda s: s.queued)
         for sim in waiting:
             others = [s for s in self.sims.values() if s.slot.uuid == sim.slot.uuid and s is not sim and s.started is not None]
@@ -198,6 +201,10 @@ class FakeEngine:
     def _step(self, sim: _Sim, now: float) -> None:
         if (sim.folder / "stop").exists():
             stop = _read_json(sim.folder / "stop") or {}
+            if sim.started is not None and stop.get("reason") == "withdrawn":
+                (sim.folder / "stop").unlink()  # too late: only a standby can be taken back
+                self._step(sim, now)
+                return
             if sim.started is None:
                 sim.ended = now
                 self._publish(sim, phase="ended", reason="stopped", stop_reason=stop.get("reason"), ended_at=now)
@@ -208,17 +215,23 @@ class FakeEngine:
         if sim.started is None:
             return
         self._write(sim, now)
-        ends = sim.started + sim.script.ends_s / self.speed
+        ends = sim.started + (sim.script.ends_s - sim.warm_s) / self.speed
         if now >= ends:
             self._end(sim, ends, reason="exit", exit_code=sim.script.exit_code)
 
     def _begin(self, sim: _Sim, at: float) -> None:
         sim.started = at
+        sim.warm_s = self._warm_s(sim)
         self._publish(sim, phase="running", started_at=at)
+
+    def _warm_s(self, sim: _Sim) -> float:
+        """How much of its imports a run did while it waited; follows from its directory alone."""
+        waited_s = ((sim.started or sim.queued) - sim.queued) * self.speed
+        return min(waited_s, simrun.IMPORT_S)
 
     def _write(self, sim: _Sim, now: float) -> None:
         """Append what the run would have printed by now."""
-        at_s = (now - (sim.started or now)) * self.speed
+        at_s = (now - (sim.started or now)) * self.speed + sim.warm_s
         sim.written = _grow(sim.folder / "out.log", sim.script.log, sim.written, at_s)
         sim.events_written = _grow(sim.folder / "work" / "events.jsonl", sim.script.events, sim.events_written, at_s)
 
@@ -273,6 +286,7 @@ class FakeEngine:
             return
         sim = self._open(run_id, folder, status["queued_at"])
         sim.status, sim.started = status, status.get("started_at")
+        sim.warm_s = self._warm_s(sim)
         sim.written = _size(folder / "out.log")
         sim.events_written = _size(folder / "work" / "events.jsonl")
         self.sims[run_id] = sim
@@ -310,7 +324,7 @@ class FakeEngine:
         }
         if sim is None or sim.started is None:
             return sample
-        at_s = (now - sim.started) * self.speed
+        at_s = (now - sim.started) * self.speed + sim.warm_s
         sway = ((at_s * 7.3 + (slot.index or 0) * 3.1) % 5) - 2.5
         training = simrun.START_S <= at_s <= sim.script.ends_s - simrun.EVAL_S
         sample.update(

@@ -72,7 +72,7 @@ class Supervisor:
         self.beat_fd = files.open_control(dir_fd, "heartbeat", os.O_WRONLY | os.O_CREAT)
         self.beats, self.next_beat = 0, 0.0
         self.stop_seen: Optional[Tuple[int, int]] = None
-        self.forced = False
+        self.forced = self.stop_too_late = False
         self.terminated: List[int] = []
         self.wake_out, self.wake_in = os.pipe()
         os.set_blocking(self.wake_out, False)
@@ -114,8 +114,12 @@ class Supervisor:
         if (info.st_ino, info.st_mtime_ns) != self.stop_seen:
             self.stop_seen = (info.st_ino, info.st_mtime_ns)
             wish = files.read_object(self.dir_fd, "stop") or {}
-            self.forced = bool(wish.get("force"))
-            self.status["stop_reason"] = str(wish.get("reason") or "cancelled")[:200]
+            reason = str(wish.get("reason") or "cancelled")[:200]
+            self.stop_too_late = reason == "withdrawn" and self.status["started_at"] is not None  # only a standby can be taken back
+            if not self.stop_too_late:
+                self.forced, self.status["stop_reason"] = bool(wish.get("force")), reason
+        if self.stop_too_late:
+            return "supervisor-terminated" if self.terminated else None
         return "stopped"
 
     def sleep(self, more_fds: List[int]) -> None:

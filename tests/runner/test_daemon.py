@@ -141,6 +141,18 @@ async def test_two_runs_never_share_the_slot_and_cancelling_one_leaves_the_other
     assert (a.outcome, b.outcome) == ("cancelled", "completed") and a.ended_at and b.started_at and a.ended_at <= b.started_at + 0.5
 
 
+async def test_a_withdrawal_that_comes_too_late_is_ignored_and_a_later_cancel_is_not(lab: Lab) -> None:
+    async with serving(lab) as daemon:
+        run_id = submit(lab, MODE="long")
+        await until(lambda: lab.store.run(run_id).step)  # type: ignore[union-attr]
+        await daemon.roster.engines["here"].stop(run_id, "here", "withdrawn")
+        step = lab.store.run(run_id).step  # type: ignore[union-attr]
+        await until(lambda: len(lab.store.points(run_id)) >= 10 and (lab.run_dir(run_id) / "out.log").stat().st_size > 4000)
+        assert lab.store.run(run_id).phase == "running" and step is not None  # type: ignore[union-attr]
+        verbs.cancel(lab, [run_id], who="cli")
+        assert (await ended(lab, run_id))[0].outcome == "cancelled"
+
+
 async def test_pause_approval_and_a_paused_agent_hold_runs_back(lab: Lab) -> None:
     verbs.pause_queue(lab, True, who="tui")
     verbs.set_approval(lab, "ask", who="tui")

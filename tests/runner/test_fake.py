@@ -206,3 +206,13 @@ async def test_a_surface_from_a_file_and_a_missing_one(tmp_path: Path) -> None:
         FakeEngine(lab, HostPolicy("sim", "fake", surface=str(tmp_path / "absent.py")))
     with pytest.raises(PolicyError, match="1 to 64"):
         FakeEngine(lab, HostPolicy("sim", "fake", types={"H100": 65}))
+
+
+async def test_a_withdrawal_that_comes_too_late_changes_nothing(tmp_path: Path) -> None:
+    lab = fake_lab(tmp_path, host="types = {H100 = 1}\nspeed = 100\n")
+    async with serving(lab) as daemon:
+        run_id = submit(lab)
+        await until(lambda: get(lab, run_id).step)
+        await daemon.roster.engines["sim"].stop(run_id, "sim", "withdrawn")
+        assert (await ended(lab, run_id))[0].outcome == "completed"
+    lab.close()
