@@ -117,6 +117,11 @@ def get_metrics(
     return answer
 
 
+def changed_words(row: dict[str, Any]) -> str | None:
+    """What a leaderboard row tries, short: its constants, else its hypothesis."""
+    return " ".join(f"{k}={v}" for k, v in row["changes"].items()) or row["hypothesis"]
+
+
 def leaderboard(
     call: Call,
     class_key: Annotated[
@@ -136,27 +141,13 @@ def leaderboard(
     answer = Answer(
         facts={"class": board["class"], "budget_s": board["budget_s"], "noise_sd": board["noise_sd"], "noise_n": board["noise_n"]}
     )
-    columns = ["rank", "id", "val_bpb", "gain", "gain_se", "badge", "verdict", "trust", "seeds", "params_m", "steps", "wave", "hypothesis"]
-    keys = [
-        "rank",
-        "id",
-        "val_bpb",
-        "gain",
-        "gain_se",
-        "badge",
-        "verdict",
-        "trust",
-        "seed_n",
-        "params_m",
-        "num_steps",
-        "wave",
-        "hypothesis",
-    ]
+    keys = ["rank", "id", "val_bpb", "gain", "gain_se", "badge", "verdict", "trust", "seed_n", "params_m", "num_steps", "wave"]
+    columns = ["rank", "id", "val_bpb", "gain", "gain_se", "badge", "verdict", "trust", "seeds", "params_m", "steps", "wave", "changed"]
 
     def cursor_at(shown: int) -> str | None:
         return f"after:{start + shown}" if more or shown < len(rows) else None
 
-    answer.tables["ranked"] = Table(columns, [[r.get(k) for k in keys] for r in rows], total=None, cursor_at=cursor_at)
+    answer.tables["ranked"] = Table(columns, [[*(r[k] for k in keys), changed_words(r)] for r in rows], total=None, cursor_at=cursor_at)
     if not start:
         if len(board["classes"]) > 1:
             answer.tables["classes"] = Table(

@@ -6,6 +6,7 @@ with its reason.
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from runner.text import finite
 RANKED = "outcome = 'completed' AND purpose != 'verify'"  # the condition of the index runs_rank, which holds all that ranking reads
 # NULL trust is credible: `IS` keeps such a row where `=` would drop it
 CREDIBLE = "trust IS NOT 'refuted' AND NOT (trust IS 'claimed' AND trust_why IS NOT NULL)"
-DETAILS = ("verdict", "trust", "hypothesis", "params_m", "num_steps", "wave_id")
+DETAILS = ("verdict", "trust", "hypothesis", "params_m", "num_steps", "wave_id", "promoted_from", "coalesce(cell, overrides)")
 
 
 @dataclass(slots=True)
@@ -143,6 +144,8 @@ def _row(lab: Lab, rank: int, group: Group, baseline: Group | None, noise: Noise
         "verdict": first["verdict"],
         "trust": first["trust"],
         "hypothesis": first["hypothesis"],
+        "changes": json.loads(first["coalesce(cell, overrides)"]),
+        "promoted_from": first["promoted_from"],
         "seed_n": len(group.ids),
         "params_m": first["params_m"],
         "num_steps": first["num_steps"],

@@ -249,7 +249,7 @@ def print_leaderboard(lab: Lab, board: dict[str, Any]) -> None:
                 r["badge"],
                 r["verdict"],
                 r["trust"],
-                what_of(lab, r),
+                what_of(r),
             )
             for r in board["rows"]
         ],
@@ -259,12 +259,11 @@ def print_leaderboard(lab: Lab, board: dict[str, Any]) -> None:
         say(f"  not ranked: {row['id']} {one_line(row['reason'], 160)}")
 
 
-def what_of(lab: Lab, row: dict[str, Any]) -> str:
+def what_of(row: dict[str, Any]) -> str:
     """What the run of a leaderboard row tries; a wave's hypothesis is not repeated for each of its cells."""
-    run = lab.store.run(row["id"])
-    if run and run.promoted_from:
-        return f"promoted from {run.promoted_from}"
-    return what(None if run and run.cell else row["hypothesis"], (run.cell or run.overrides) if run else {})
+    if row["promoted_from"]:
+        return f"promoted from {row['promoted_from']}"
+    return what(None if row["wave"] and row["changes"] else row["hypothesis"], row["changes"])
 
 
 def waves(context: typer.Context, limit: Limit = 20, json: JsonFlag = False) -> None:

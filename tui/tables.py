@@ -37,7 +37,7 @@ def run_number(row: Row) -> int | None:
 
 def what(row: Row) -> Span:
     """What a run is about: what it changes, then its hypothesis."""
-    changed = ", ".join(f"{k}={value_text(v)}" for k, v in (row.get("cell") or row.get("overrides") or {}).items())
+    changed = ", ".join(f"{k}={value_text(v)}" for k, v in (row.get("changes") or row.get("cell") or row.get("overrides") or {}).items())
     told = row.get("hypothesis")
     text = f"{changed} · {told}" if changed and told else changed or told or row.get("purpose")
     return (safe(text, 200), "")
@@ -109,7 +109,7 @@ BOARD = [
     Column("params", "params", 7, figures("params_m", 1, "M", "muted"), "right", order=order("params_m"), drop=8),
     Column("steps", "steps", 6, figures("num_steps", style="muted"), "right", order=order("num_steps"), drop=7),
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), drop=6),
-    Column("what", "what", 10, lambda r: (safe(r.get("hypothesis") or "", 200), ""), flex=True),
+    Column("what", "what", 10, what, flex=True),
 ]
 
 RUNS = [
