@@ -5,7 +5,6 @@ Pure functions and one small record of what the sampler said; the run directorie
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
 import time
@@ -17,16 +16,6 @@ from runner.onhost import memory
 from runner.policy import HostPolicy
 
 CPU_LOCK = "CPU"
-INHERITED = (
-    "PATH", "HOME", "LANG", "LC_*", "TMPDIR", "TZ", "USER", "LOGNAME", "LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "OMP_NUM_THREADS",
-    "MKL_NUM_THREADS",
-)  # fmt: skip
-STALE_S = 15.0
-
-
-def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """The allow-listed part of a machine's environment: no API keys, no agent sockets, no forwarding."""
-    return {k: v for k, v in environ.items() if any(fnmatch.fnmatchcase(k, name) for name in INHERITED) and k != "CUDA_VISIBLE_DEVICES"}
 
 
 def run_environment(host: HostPolicy, info: Mapping[str, Any], slot: Slot, run_id: str, budget_s: float) -> dict[str, str]:

@@ -94,7 +94,7 @@ class LocalEngine:
             "data_dir": str(self.data_dir),
             "cache_dir": str(self.lab_dir / "cache"),
             "lock_dir": locks.default_dir(),
-            "environment": dirs.inherited(os.environ),
+            "environment": rundirs.inherited(os.environ),
         }
 
     def run_dir(self, run_id: str) -> str:

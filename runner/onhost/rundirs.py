@@ -5,6 +5,7 @@ Called in-process for this machine, and through link.py on far ones; nothing is 
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -13,14 +14,23 @@ import signal
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from . import files, procs
 
 FINAL = ("ended", "refused")
 HUNG_S = 10.0  # a heartbeat older than this (five beats) is a hung supervisor
 START_LIMIT_S = 20.0
+INHERITED = (
+    "PATH", "HOME", "LANG", "LC_*", "TMPDIR", "TZ", "USER", "LOGNAME", "LD_LIBRARY_PATH", "CUDA_*", "NVIDIA_*", "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+)  # fmt: skip
 NAME = re.compile(r"^(?!.*(^|/)\.\.?(/|$))[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$")
+
+
+def inherited(environ: Mapping[str, str]) -> Dict[str, str]:
+    """The allow-listed part of a machine's environment: no API keys, no agent sockets, no forwarding."""
+    return {k: v for k, v in environ.items() if any(fnmatch.fnmatchcase(k, name) for name in INHERITED) and k != "CUDA_VISIBLE_DEVICES"}
 
 
 class StartError(Exception):

@@ -1,0 +1,396 @@
+"""The ssh engine against real sshd hosts in namespaces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner.engines import dirs, sshlink
+from runner.engines.base import Spec
+from runner.engines.ssh import SshEngine
+from runner.errors import HostError
+from runner.lab import Lab
+from tests.runner.engines.sshrig import Net, SshHost
+from tests.runner.labs import make_lab
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(60)]
+FIRST_AND_LAST = "import time\nfor i in range({n}):\n    print('line', i, flush=True)\n    time.sleep({pause})\n"
+
+
+async def until(condition: Callable[[], Any], limit_s: float = 30.0, what: str = "") -> Any:
+    """Wait for an awaited state with a deadline."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        value = await condition()
+        if value:
+            return value
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"not reached within {limit_s} s: {what}")
+
+
+class Far:
+    """An engine on one host, with runs staged as the daemon stages them and logs followed as it follows them."""
+
+    def __init__(self, lab: Lab, host: SshHost, engine: SshEngine) -> None:
+        self.lab, self.host, self.engine = lab, host, engine
+        self.logs: dict[str, bytes] = {}
+
+    async def up(self) -> Any:
+        async def there() -> Any:
+            report = (await self.engine.capacity())[0]
+            return report if report.up and report.slots else None
+
+        return await until(there, what=f"{self.host.name} is up: {self.engine.link.error}")
+
+    async def submit(self, run_id: str, script: str, *, gpu: int = 0, **words: Any) -> Spec:
+        """Stage and submit a python script."""
+        report = await self.up()
+        slot = report.slots[gpu]
+        stage = self.lab.runs_dir / run_id
+        if not stage.exists():
+            (stage / "work").mkdir(parents=True)
+            (stage / "work" / "train.py").write_text(script)
+            spec = dirs.build_spec(
+                self.engine.host, report.info, slot, run_id=run_id, lab_id=self.engine.lab_id, command=["{python}", "train.py"], budget_s=20,  # noqa: E501
+                time_limit_s=words.pop("time_limit_s", 120), grace_s=1, max_log_mib=8, min_free_mib=0, **words,
+            )  # fmt: skip
+            (stage / "spec.json").write_bytes(dirs.spec_bytes(spec))
+        made = Spec(run_id, slot, stage)
+        await self.engine.submit(made)
+        return made
+
+    async def look(self, run_id: str) -> Any:
+        """One tick: poll, and read what is new."""
+        state = (await self.engine.poll([run_id], {run_id: self.host.name}))[run_id]
+        if state.phase not in ("unknown", "absent", "waiting"):
+            held = self.logs.setdefault(run_id, b"")
+            try:
+                self.logs[run_id] = held + await self.engine.read(run_id, self.host.name, "out.log", len(held))
+            except HostError:
+                return state
+        return state
+
+    async def wait(self, run_id: str, *phases: str, limit_s: float = 40.0) -> Any:
+        async def there() -> Any:
+            state = await self.look(run_id)
+            return state if state.phase in (phases or ("ended", "refused", "lost")) else None
+
+        return await until(there, limit_s, f"{run_id} in {phases}")
+
+    def printed(self, run_id: str) -> bytes:
+        """What the run printed, as the host has it."""
+        return (self.host.run_dir(self.engine.lab_id, run_id) / "out.log").read_bytes()
+
+
+@pytest.fixture
+async def far(net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    """Makes engines; hosts are left as they were found."""
+    monkeypatch.setattr(sshlink, "BACK_OFF_S", (0.1, 0.3, 1.0))
+    engines: list[SshEngine] = []
+
+    async def make(number: int = 0, *, lab: Lab | None = None, config: list[Path] | None = None, **host: Any) -> Far:
+        lab = lab or make_lab(tmp_path)
+        engine = SshEngine(lab, net.hosts[number].policy(**host), config=config or [net.config])
+        await engine.start()
+        engines.append(engine)
+        return Far(lab, net.hosts[number], engine)
+
+    yield make
+    for engine in engines:
+        await engine.close()
+    for host in net.hosts:
+        for pid in host.pids():
+            if Path(f"/proc/{pid}/comm").exists() and not Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                os.kill(pid, 9)
+        for card in list(host.nvml.cards):
+            host.nvml.card(card, lost=None, hang=None, used=500, procs="")
+        shutil.rmtree(host.work, ignore_errors=True)
+
+
+async def test_a_run_from_start_to_end(far: Any) -> None:
+    one = await far(env={"EXTRA": "yes"})
+    report = await one.up()
+    assert [slot.uuid for slot in report.slots] == ["GPU-1a", "GPU-1b"] and report.slots[0].baseline_mib == 500
+    assert report.info["hostname"] == "gpu1" and report.boot_id == one.host.boot_file.read_text().strip()
+    assert report.boot_id != Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    spec = await one.submit("r0001", "import os, json; print(json.dumps(dict(os.environ))); raise SystemExit(3)")
+    await one.engine.submit(spec)  # once more: nothing happens
+    state = await one.wait("r0001")
+    assert (state.phase, state.status["exit_code"], state.status["gpu_memory"]["GPU-1a"]["clean"]) == ("ended", 3, True)
+    environment = json.loads(one.logs["r0001"])
+    assert environment["CUDA_VISIBLE_DEVICES"] == "GPU-1a" and environment["EXTRA"] == "yes"
+    assert environment["OVERNIGHT_DATA"] == f"{one.host.work}/data"
+    assert not {"SSH_CONNECTION", "SSH_CLIENT", "FAKE_NVML_STATE", "SSH_AUTH_SOCK"} & set(environment)
+    assert one.logs["r0001"] == one.printed("r0001")
+    await one.engine.forget("r0001", "gpu1")
+    assert not one.host.run_dir(one.engine.lab_id, "r0001").exists()
+    assert (await one.look("r0001")).phase == "absent"
+
+
+async def test_one_round_trip_answers_for_all_runs_and_brings_their_logs(far: Any) -> None:
+    one = await far()
+    for n, gpu in ((1, 0), (2, 1)):
+        await one.submit(f"r000{n}", FIRST_AND_LAST.format(n=1000, pause=0.01), gpu=gpu)
+        await one.wait(f"r000{n}", "running")
+
+    async def printed() -> bool:
+        for run_id in ("r0001", "r0002"):
+            await one.look(run_id)
+        return all(b"line 20\n" in one.logs[run_id] for run_id in ("r0001", "r0002"))
+
+    await until(printed)
+    before = one.engine.link.calls
+    for _ in range(10):
+        states = await one.engine.poll(["r0001", "r0002"], {})
+        for run_id in states:
+            one.logs[run_id] += await one.engine.read(run_id, "gpu1", "out.log", len(one.logs[run_id]))
+    assert one.engine.link.calls - before == 10
+    for run_id in states:
+        await one.engine.stop(run_id, "gpu1", "cancelled", True)
+        await one.wait(run_id)
+        assert one.logs[run_id] == one.printed(run_id) and one.logs[run_id].startswith(b"line 0\n")
+
+
+async def test_a_big_log_and_offsets_anywhere(far: Any, tmp_path: Path) -> None:
+    one = await far()
+    await one.submit("r0001", "import sys\nfor i in range(200000): sys.stdout.write('%019d\\n' % i)")
+    await one.wait("r0001")
+    whole = one.printed("r0001")
+    assert len(whole) == 4_000_000
+    for _ in range(10):
+        one.logs["r0001"] += await one.engine.read("r0001", "gpu1", "out.log", len(one.logs["r0001"]))
+    assert one.logs["r0001"] == whole
+    assert await one.engine.read("r0001", "gpu1", "out.log", 123_456, 789) == whole[123_456:124_245]
+    assert await one.engine.read("r0001", "gpu1", "out.log", len(whole)) == b"" == await one.engine.read("r0001", "gpu1", "no", 0)
+    assert await one.engine.fetch("r0001", "gpu1", ["out.log", "status.json", "absent"], tmp_path / "m") == ["out.log", "status.json"]
+    assert (tmp_path / "m" / "out.log").read_bytes() == whole
+    with pytest.raises(HostError, match="no name inside"):
+        await one.engine.read("r0001", "gpu1", "../../../../../../etc/passwd", 0)
+
+
+async def test_large_files_travel_once_per_host(far: Any, tmp_path: Path) -> None:
+    one = await far()
+    corpus = tmp_path / "corpus.bin"
+    corpus.write_bytes(os.urandom(9_000_000))
+    for n in (1, 2):
+        stage = one.lab.runs_dir / f"r000{n}" / "work"
+        stage.mkdir(parents=True)
+        (stage / "corpus.bin").symlink_to(corpus)
+        (stage / "train.py").write_text("import hashlib; print(hashlib.sha256(open('corpus.bin','rb').read()).hexdigest())")
+        shutil.move(str(stage), str(tmp_path / "w"))
+        stage.parent.rmdir()
+        report = await one.up()
+        spec = dirs.build_spec(
+            one.engine.host, report.info, report.slots[0], run_id=f"r000{n}", lab_id=one.engine.lab_id, command=["{python}", "train.py"],
+            budget_s=1, time_limit_s=60, grace_s=1, max_log_mib=1, min_free_mib=0,
+        )  # fmt: skip
+        stage.parent.mkdir()
+        shutil.move(str(tmp_path / "w"), str(stage))
+        (stage.parent / "spec.json").write_bytes(dirs.spec_bytes(spec))
+        before = one.engine.link.calls
+        await one.engine.submit(Spec(f"r000{n}", report.slots[0], stage.parent))
+        assert one.engine.link.calls - before == (5 if n == 1 else 1)  # place, three pieces, place; then place alone
+        state = await one.wait(f"r000{n}")
+        import hashlib
+
+        assert state.status["exit_code"] == 0
+        assert one.logs[f"r000{n}"].decode().strip() == hashlib.sha256(corpus.read_bytes()).hexdigest()
+
+
+async def test_killed_sshd_comes_back_and_no_byte_is_missing_or_doubled(far: Any) -> None:
+    one = await far()
+    await one.submit("r0001", FIRST_AND_LAST.format(n=60, pause=0.1))
+    await one.wait("r0001", "running")
+    one.host.kill_sshd()
+    await one.wait("r0001", "unknown")
+    report = (await one.engine.capacity())[0]
+    assert not report.up and report.error and [slot.uuid for slot in report.slots] == ["GPU-1a", "GPU-1b"]
+    with pytest.raises(HostError):
+        await one.engine.stop("r0001", "gpu1", "cancelled")
+    one.host.start_sshd()
+    state = await one.wait("r0001")
+    assert state.status["exit_code"] == 0
+    assert one.logs["r0001"] == one.printed("r0001") == b"".join(b"line %d\n" % i for i in range(60))
+
+
+async def test_a_cut_link_makes_runs_unreachable_never_failed(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sshlink, "KEEPALIVE_S", 1)
+    one = await far()
+    await one.submit("r0001", FIRST_AND_LAST.format(n=100, pause=0.1))
+    await one.wait("r0001", "running")
+    one.host.cut()
+    try:
+        await one.wait("r0001", "unknown")
+        assert "gpu1" in str((await one.engine.capacity())[0].error)
+        await asyncio.sleep(2)
+        assert (await one.look("r0001")).phase == "unknown"
+    finally:
+        one.host.cut(False)
+    state = await one.wait("r0001")
+    assert state.status["exit_code"] == 0
+    assert one.logs["r0001"] == b"".join(b"line %d\n" % i for i in range(100)) == one.printed("r0001")
+
+
+async def test_reboot_makes_runs_lost_and_the_next_can_start(far: Any) -> None:
+    one = await far()
+    await one.submit("r0001", FIRST_AND_LAST.format(n=10000, pause=0.1))
+    await one.wait("r0001", "running")
+    await asyncio.to_thread(one.host.reboot)
+    state = await one.wait("r0001", "lost")
+    assert state.status["boot_id"] != (await one.up()).boot_id
+    assert one.logs["r0001"] == one.printed("r0001")
+    await one.submit("r0002", "print('after')")
+    assert (await one.wait("r0002")).status["exit_code"] == 0
+
+
+async def test_a_killed_supervisor_on_the_host_is_lost_and_swept(far: Any) -> None:
+    one = await far()
+    await one.submit("r0001", "import os, time\nif os.fork() == 0: os.setsid()\nos.write(1, b'up\\n')\ntime.sleep(1000)")
+    state = await one.wait("r0001", "running")
+    await until(lambda: _printed(one, "r0001", b"up\nup\n"))
+    inside = [pid for pid in one.host.pids() if b"supervisor" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert inside and state.status["supervisor"]["pid"] not in inside  # its pid is the host's own, not ours
+    os.kill(inside[0], 9)
+    await one.wait("r0001", "lost")
+    await one.submit("r0002", "print('after')")
+    assert (await one.wait("r0002")).status["exit_code"] == 0
+
+
+async def _printed(one: Far, run_id: str, text: bytes) -> bool:
+    await one.look(run_id)
+    return text in one.logs.get(run_id, b"")
+
+
+async def test_standby_is_handed_the_gpu_while_the_control_room_sleeps(far: Any, tmp_path: Path) -> None:
+    one = await far()
+    await one.submit("r0001", FIRST_AND_LAST.format(n=20, pause=0.1))
+    await one.wait("r0001", "running")
+    await one.submit("r0002", "print('second')", wait_lock_s=60)
+    await one.submit("r0003", "print('third')", wait_lock_s=60)
+    await one.wait("r0003", "waiting")
+    await one.engine.close()
+    again = Far(one.lab, one.host, SshEngine(one.lab, one.engine.host, config=one.engine.link.config))
+    await until(lambda: asyncio.sleep(0, one.host.run_dir(one.engine.lab_id, "r0003").joinpath("out.log").exists()))
+    await again.engine.start()
+    await again.up()
+    ends = [(await again.wait(f"r000{n}")).status for n in (1, 2, 3)]
+    assert [status["exit_code"] for status in ends] == [0, 0, 0]
+    assert again.logs == {"r0001": one.printed("r0001"), "r0002": b"second\n", "r0003": b"third\n"}
+    assert ends[1]["started_at"] - ends[0]["ended_at"] < 2 and ends[2]["started_at"] > ends[1]["started_at"]
+    await again.engine.close()
+
+
+async def test_two_labs_on_one_host_never_share_a_gpu(far: Any, tmp_path: Path) -> None:
+    one, two = await far(), await far(lab=make_lab(tmp_path / "other"))
+    assert one.engine.lab_id != two.engine.lab_id
+    await one.submit("r0001", FIRST_AND_LAST.format(n=10000, pause=0.1))
+    await one.wait("r0001", "running")
+    await two.submit("r0001", "print('mine')")
+    refused = await two.wait("r0001")
+    assert refused.phase == "refused" and refused.status["holder"]["lab_id"] == one.engine.lab_id
+    await two.submit("r0002", "print('mine')", gpu=1)
+    assert (await two.wait("r0002")).status["exit_code"] == 0
+    assert (await one.look("r0001")).phase == "running"
+
+
+async def test_a_lost_gpu_is_seen_and_the_run_goes_on_being_followed(far: Any) -> None:
+    one = await far()
+    await one.submit("r0001", FIRST_AND_LAST.format(n=10000, pause=0.1))
+    await one.wait("r0001", "running")
+    one.host.nvml.card("GPU-1a", lost=1)
+
+    async def seen() -> Any:
+        samples = (await one.engine.capacity())[0].samples
+        return next((s for s in samples if s["uuid"] == "GPU-1a" and s["error"]), None)
+
+    assert "lost" in (await until(seen))["error"]
+    assert (await one.look("r0001")).phase == "running"
+    await one.engine.stop("r0001", "gpu1", "cancelled", True)
+    assert (await one.wait("r0001")).status["gpu_memory"]["GPU-1a"]["clean"] is None
+
+
+async def test_a_frozen_host_is_out_of_contact_and_comes_back(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sshlink, "KEEPALIVE_S", 1)
+    one = await far()
+    await one.submit("r0001", FIRST_AND_LAST.format(n=40, pause=0.1))
+    await one.wait("r0001", "running")
+    one.host.freeze()
+    try:
+        await one.wait("r0001", "unknown")
+    finally:
+        one.host.thaw()
+    assert (await one.wait("r0001")).status["exit_code"] == 0
+    assert one.logs["r0001"] == b"".join(b"line %d\n" % i for i in range(40))
+
+
+async def test_an_unknown_and_a_changed_host_key_are_told_apart(net: Net, far: Any, tmp_path: Path) -> None:
+    nobody = tmp_path / "config"
+    (tmp_path / "known").touch()
+    nobody.write_text(f"Host *\n  UserKnownHostsFile {tmp_path}/known\n")
+    one = await far(config=[nobody])
+
+    async def refused(word: str) -> Any:
+        error = str((await one.engine.capacity())[0].error)
+        return error if word in error else None
+
+    error = await until(lambda: refused("unknown"))
+    assert "SHA256:" in error and "ssh-keygen -lf" in error and str(tmp_path / "known") in error
+    other = (net.hosts[1].folder / "host_key.pub").read_text().split()[:2]
+    (tmp_path / "known").write_text(f"{one.host.address} {' '.join(other)}\n")
+    one.engine.link.retry_now()
+    error = await until(lambda: refused("CHANGED"))
+    assert error.count("SHA256:") == 2 and "ssh-keygen -R" in error
+    line = " ".join((one.host.folder / "host_key.pub").read_text().split()[:2])
+    (tmp_path / "known").write_text(f"{one.host.address} {line}\n")
+    one.engine.link.retry_now()
+    await one.up()
+
+
+async def test_ssh_config_gives_the_alias_and_a_jump_host_leads_on(net: Net, far: Any, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        f"Host big\n  HostName {net.hosts[0].address}\n  User root\n  IdentityFile {net.key}\n"
+        f"Host through\n  HostName {net.hosts[0].address}\n  User root\n  IdentityFile {net.key}\n  ProxyJump middle\n"
+        f"Host middle\n  HostName {net.hosts[1].address}\n  User root\n  IdentityFile {net.key}\n"
+        f"Host *\n  UserKnownHostsFile {net.known_hosts}\n"
+    )
+    one = await far(config=[config], address="big", user=None, identity=None)
+    assert (await one.up()).info["hostname"] == "gpu1"
+    two = await far(config=[config], address="through", user=None, identity=None)
+    assert (await two.up()).info["hostname"] == "gpu1"
+    three = await far(config=[config], address="big", user=None, identity=None, jump=["middle"])
+    assert (await three.up()).info["hostname"] == "gpu1"
+    log = (net.hosts[0].folder / "sshd.log").read_text()
+    assert f"from {net.hosts[1].address}" in log
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"python": "/no/such/python"}, "/no/such/python did not start"),
+        ({"user": "nobody-at-all"}, "refused the login"),
+        ({"address": "10.79.0.200"}, "cannot be reached|did not answer"),
+        ({"port": 2}, "cannot be reached"),
+        ({"workdir": "/proc/nowhere"}, "cannot be used"),
+        ({"address": "no-such-name.invalid"}, "cannot be reached"),
+    ],
+)
+async def test_what_is_wrong_with_a_host_is_a_sentence(far: Any, change: dict[str, Any], words: str) -> None:
+    import re
+
+    one = await far(**change)
+
+    async def said() -> Any:
+        error = (await one.engine.capacity())[0].error or ""
+        return error if re.search(words, error) else None
+
+    error = await until(said)
+    assert "gpu1" in error and "Traceback" not in error
