@@ -2,15 +2,17 @@
 
     python -m tests.bench.night_load [--runs 910] [--speed 100] [--crash-share 0.08]
 
-The real daemon, detached, over the fake engine on a scaled clock; one client queues waves of 13 and keeps at most two waiting. Busy share: slot
-seconds with a run on them over all slot seconds, from the first start to the moment the last wave leaves a slot without work. Training share: slot
-seconds of training of completed runs over the same. Budget: ≥ 97 % and ≥ 88 %. Report 2's night had a training share of 46 %. The scaled clock makes
-every real millisecond of the daemon `speed` times as expensive: a gap of 50 ms counts as 5 s at speed 100.
+The real daemon, detached, over the fake engine on a scaled clock; one client queues waves of 13 and keeps at most two waiting. Busy
+share: slot seconds with a run on them over all slot seconds, from the first start to the moment the last wave leaves a slot without
+work. Training share: slot seconds of training of completed runs over the same. Budget: ≥ 97 % and ≥ 88 %. Report 2's night had a
+training share of 46 %. The scaled clock makes every real millisecond of the daemon `speed` times as expensive: a gap of 50 ms counts as
+5 s at speed 100.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import tempfile
@@ -121,7 +123,7 @@ def gaps(runs: list[Run]) -> list[float]:
     found = []
     for used in by_gpu.values():
         used.sort(key=lambda r: r.started_at or 0)
-        found += [(b.started_at or 0) - (a.ended_at or 0) for a, b in zip(used, used[1:], strict=False)]
+        found += [(b.started_at or 0) - (a.ended_at or 0) for a, b in itertools.pairwise(used)]
     return sorted(found)
 
 

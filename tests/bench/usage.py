@@ -25,6 +25,12 @@ class Usage:
         self.peak_mib = next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
+def descendants(pid: int) -> list[int]:
+    """The processes a process started, and theirs."""
+    own = [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return own + [below for child in own for below in descendants(child)]
+
+
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b") ", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
