@@ -77,6 +77,11 @@ def number(value: float) -> float | int | None:
     return int(short) if short.is_integer() and abs(short) < 1e15 else short
 
 
+def rounded(value: float | None, decimals: int) -> float | None:
+    """A figure at the decimals that mean something; None stays None, and nothing is shown as -0."""
+    return None if value is None or not math.isfinite(value) else round(value, decimals) + 0.0
+
+
 def cell(value: Any) -> str:
     """One table cell as text: `-` for missing, compact JSON for lists and objects, never a tab or a line break."""
     if value is None or value == "":

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mcp_server.answers import Answer, Output, Table
+from mcp_server.answers import Answer, Output, Table, rounded
 from mcp_server.calls import Call
 from runner import compare, queries
 from runner.errors import BadValue
@@ -19,7 +19,7 @@ from runner.submitting import known_run
 RunId = Annotated[str, Field(description="Run id, e.g. 'r0042'.", min_length=1, max_length=20)]
 Limit = Annotated[int, Field(description="Rows at most; the answer stays under 2,000 tokens all the same.", ge=1, le=200)]
 PageCursor = Annotated[str | None, Field(description="From the last answer, for the rows after it.", max_length=60)]
-METRICS = ("loss", "tok_s", "dt_ms", "share", "t", "mfu")
+FIRST_LOOK_S = 6.0
 LIST_COLUMNS = ["id", "phase", "outcome", "val_bpb", "verdict", "wave", "changed", "hypothesis"]
 
 
@@ -44,8 +44,12 @@ def list_gpus(
     """What there is to run on: GPU types with count, idle count, memory, relative speed of the baseline and price where known; then each
     GPU with its state, its run, and in how many seconds it will be free. Call it first, and before planning a wave: as many runs as
     GPUs of one type finish together, and ideas screened on a cheap type can be promoted to a fast one."""
-    gpus = queries.gpu_objects(call.lab)
     start = offset_of(cursor)
+    gpus = queries.gpu_objects(call.lab)
+    deadline = time.monotonic() + FIRST_LOOK_S
+    while not gpus and call.desk.start_daemon and time.monotonic() < deadline:
+        time.sleep(0.1)  # in a worker thread: the daemon, started with this server, has not looked yet
+        gpus = queries.gpu_objects(call.lab)
     answer = Answer()
     if not gpus:
         answer.facts["gpus"] = 0
@@ -77,14 +81,22 @@ def gpu_types(lab: Lab, gpus: list[dict[str, Any]]) -> list[list[Any]]:
         price = next((prices[gpu["host"]] for gpu in of_type if prices.get(gpu["host"]) is not None), None)
         idle = sum(gpu["state"] == "free" for gpu in of_type)
         unusable = sum(gpu["state"] in ("quarantined", "foreign", "lost") for gpu in of_type)
-        rows.append([name, len(of_type), idle, unusable, round(memory / 1024, 1) if memory else None, speeds.get(name), price])
+        rows.append([name, len(of_type), idle, unusable, round(memory / 1024, 1) if memory else None, rounded(speeds.get(name), 3), price])
     return rows
 
 
 def gpu_row(gpu: dict[str, Any], full: bool) -> list[Any]:
     """One GPU in one line."""
     place = f"{gpu['host']}:{gpu['index']}" if gpu.get("index") is not None else gpu["host"]
-    row = [place, gpu["name"], gpu["state"], gpu.get("run"), gpu.get("free_in_s"), gpu.get("mfu_percent"), gpu.get("reason")]
+    row = [
+        place,
+        gpu["name"],
+        gpu["state"],
+        gpu.get("run"),
+        rounded(gpu.get("free_in_s"), 0),
+        rounded(gpu.get("mfu_percent"), 1),
+        gpu.get("reason"),
+    ]
     if full:
         sample = gpu.get("sample") or {}
         row += [sample.get(k) for k in ("util_pct", "mem_used_mib", "power_w", "power_limit_w", "temp_c")]
@@ -139,7 +151,12 @@ def leaderboard(
     rows = board["rows"][start : start + limit]
     more = len(board["rows"]) > start + limit
     answer = Answer(
-        facts={"class": board["class"], "budget_s": board["budget_s"], "noise_sd": board["noise_sd"], "noise_n": board["noise_n"]}
+        facts={
+            "class": board["class"],
+            "budget_s": board["budget_s"],
+            "noise_sd": rounded(board["noise_sd"], 6),
+            "noise_n": board["noise_n"],
+        }
     )
     keys = ["rank", "id", "val_bpb", "gain", "gain_se", "badge", "verdict", "trust", "seed_n", "params_m", "num_steps", "wave"]
     columns = ["rank", "id", "val_bpb", "gain", "gain_se", "badge", "verdict", "trust", "seeds", "params_m", "steps", "wave", "changed"]
@@ -147,7 +164,9 @@ def leaderboard(
     def cursor_at(shown: int) -> str | None:
         return f"after:{start + shown}" if more or shown < len(rows) else None
 
-    answer.tables["ranked"] = Table(columns, [[*(r[k] for k in keys), changed_words(r)] for r in rows], total=None, cursor_at=cursor_at)
+    short = ("val_bpb", "gain", "gain_se")
+    table = [[*(rounded(r[k], 6) if k in short else r[k] for k in keys), changed_words(r)] for r in rows]
+    answer.tables["ranked"] = Table(columns, table, cursor_at=cursor_at)
     if not start:
         if len(board["classes"]) > 1:
             answer.tables["classes"] = Table(

@@ -16,19 +16,19 @@ from typing import Annotated, Any, Literal
 import anyio
 from pydantic import Field
 
-from mcp_server.answers import Answer, Table
+from mcp_server.answers import Answer, Table, rounded
 from mcp_server.calls import Caller
 from runner import news, queries
 from runner.errors import BadValue
 from runner.lab import Lab
-from runner.records import Outcome, Phase, Run
+from runner.records import Outcome, Phase, Purpose, Run
 from runner.submitting import known_run
 
 POLL_S = 0.1  # looks at SQLite's data_version, a few microseconds
 PROGRESS_S = 5.0
 SETTLE_S = 0.5  # runs of a wave end together: a moment more saves a call each
 RECENT_S = 3600.0
-COLUMNS = ["id", "outcome", "val_bpb", "vs_parent", "training_s", "steps", "mfu_%", "cell", "note"]
+COLUMNS = ["id", "outcome", "val_bpb", "change", "training_s", "steps", "mfu_%", "what", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ async def wait_for_results(
     timeout_s: Annotated[float, Field(description="Longest wait; then what is known is returned, which is no error.", ge=0, le=50)] = 25,
     cursor: Annotated[str | None, Field(description="From the last answer: only what is new since then.", max_length=4000)] = None,
 ) -> Answer:
-    """Wait for runs to end (a long poll of at most 50 s) and return only new results: outcome, val_bpb and the difference to the parent,
-    failures with their cause. Call it again with the cursor while `pending` is not 0; use the time between calls to prepare the next
-    wave. Without ids and wave it covers your own runs that are queued, going, or ended within the last hour. Safe to cancel or repeat:
-    results stay in the lab."""
+    """Wait for runs to end (a long poll of at most 50 s) and return only new results: outcome, val_bpb and its change against the parent
+    (or the baseline), failures with their cause. Call it again with the cursor while `pending` is not 0; use the time between calls to
+    prepare the next wave. Without ids and wave it covers your own runs that are queued, going, or ended within the last hour. Safe to
+    cancel or repeat: results stay in the lab."""
     desk = call.desk
     scope = await desk.with_lab(lambda lab: scope_of(lab, call.who, ids, wave))
     told = parse_cursor(cursor, scope.name) if cursor else await desk.with_lab(lambda lab: first_cursor(lab, scope))
@@ -174,7 +174,7 @@ def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
     fresh = sorted((run for run in runs if run.ended), key=lambda run: (run.ended_at or 0.0, run.seq))
     pending = [run for run in runs if not run.ended]
     objects = queries.run_objects(lab, fresh)
-    parents = {name: lab.store.run(name) for name in {run.parent for run in fresh if run.parent}}
+    against = changes(lab, fresh)
 
     def cursor_at(shown: int) -> str:
         return str(told.with_told([run.seq for run in fresh[:shown]], [run.seq for run in [*fresh[shown:], *pending]]))
@@ -184,7 +184,8 @@ def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
         facts["going"] = going(pending)
         facts["next_end_in_s"] = min((run.remaining_s for run in pending if run.remaining_s is not None), default=None)
     answer = Answer(facts=facts)
-    answer.tables["results"] = Table(COLUMNS, [row(o, r, parents) for o, r in zip(objects, fresh, strict=True)], cursor_at=cursor_at)
+    rows = [row(o, r, against.get(r.id)) for o, r in zip(objects, fresh, strict=True)]
+    answer.tables["results"] = Table(COLUMNS, rows, cursor_at=cursor_at)
     if not runs:
         answer.next_step = "Nothing here is queued or running and all was told: submit_wave or run_experiment."
     elif any(run.phase == Phase.PROPOSED for run in pending):
@@ -194,24 +195,39 @@ def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
     return answer
 
 
-def row(obj: dict[str, Any], run: Run, parents: dict[str, Run | None]) -> list[Any]:
-    """One ended run in one line; the difference to the parent only where both ran at the same budget in one class."""
-    parent = parents.get(run.parent or "")
-    difference = None
-    if parent is not None and run.val_bpb is not None and parent.val_bpb is not None:
-        if (parent.class_key, parent.budget_s) == (run.class_key, run.budget_s):
-            difference = run.val_bpb - parent.val_bpb
-    return [
-        run.id,
-        run.outcome,
-        run.val_bpb,
-        difference,
-        run.training_s,
-        run.num_steps or run.step,
-        obj.get("mfu_percent"),
-        run.cell,
-        remark(obj, run),
-    ]
+def row(obj: dict[str, Any], run: Run, change: float | None) -> list[Any]:
+    """One ended run in one line."""
+    mfu = obj.get("mfu_percent")
+    steps = run.num_steps or run.step
+    return [run.id, run.outcome, run.val_bpb, rounded(change, 6), run.training_s, steps, rounded(mfu, 1), what(run), remark(obj, run)]
+
+
+def what(run: Run) -> Any:
+    """What sets the run apart: its cell or overrides, or the run it repeats, retries or promotes."""
+    for word, other in (("promotes", run.promoted_from), ("retries", run.retry_of), ("repeats", run.repeat_of)):
+        if other is not None:
+            return f"{word} {other}"
+    return run.cell or run.overrides or None
+
+
+def changes(lab: Lab, runs: list[Run]) -> dict[str, float]:
+    """val_bpb against the parent's, or against the class's baseline where there is no parent in the same class and budget; negative is
+    better."""
+    found: dict[str, float] = {}
+    baselines: dict[tuple[str | None, float], float | None] = {}
+    for run in runs:
+        if run.val_bpb is None:
+            continue
+        scope = (run.class_key, run.budget_s)
+        parent = lab.store.run(run.parent) if run.parent else None
+        if parent is not None and parent.val_bpb is not None and (parent.class_key, parent.budget_s) == scope:
+            found[run.id] = run.val_bpb - parent.val_bpb
+            continue
+        if scope not in baselines:
+            baselines[scope] = news.baseline_bpb(lab, *scope)
+        if (base := baselines[scope]) is not None and run.purpose != Purpose.BASELINE:
+            found[run.id] = run.val_bpb - base
+    return found
 
 
 def remark(obj: dict[str, Any], run: Run) -> str | None:

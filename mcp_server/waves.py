@@ -1,66 +1,100 @@
-"""analyze_wave: what a factorial wave says, in tables an agent can act on. The statistics are runner.research's; here they are only put
-into words."""
+"""analyze_wave: what a wave says, in tables an agent can act on. The statistics are runner.research's; here they are put into words."""
 
 from __future__ import annotations
 
-import statistics
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from mcp_server.answers import Answer, Table
+from mcp_server.answers import Answer, Table, cell, rounded
 from mcp_server.calls import Call
 from runner import news, queries
+from runner.lab import Lab
 from runner.records import Outcome, Run, Wave
+from runner.research.effects import Analysis, Interaction
+from runner.research.waves import analyse_wave, heat_map, score
+
+INTERACTIONS = 8  # at most, and three when none is clear: a full table of a large grid would bury them
 
 
 def analyze_wave(
     call: Call,
     wave: Annotated[str, Field(description="Wave id, e.g. 'w3'.", min_length=1, max_length=20)],
 ) -> Answer:
-    """What a wave tells: the mean of each value of each factor, the best cells, failed and missing cells. Use it when a wave has
-    ended, before planning the next one. It works on an unfinished wave too and says how much is missing."""
+    """What a wave tells: for each factor its best value and whether that is clear of the noise, the effect of each value with its standard
+    error, the largest interactions, the best cell seen and the best cell predicted, a heat map of the two strongest factors, and failed
+    runs. Use it when a wave has ended, before planning the next one; on an unfinished wave it says how much is missing."""
     lab = call.lab
     found = queries.known_wave(lab, wave)
+    analysis = analyse_wave(lab, wave)
     runs = news.wave_runs(lab, wave)
-    good = [run for run in runs if run.outcome == Outcome.COMPLETED and run.val_bpb is not None]
     obj = queries.wave_object(lab, found)
-    facts: dict[str, Any] = {
-        k: obj.get(k) for k in ("id", "kind", "title", "hypothesis", "total", "completed", "running", "queued", "best")
+    keys = ("id", "kind", "title", "hypothesis", "budget_s", "total", "completed", "running", "queued")
+    facts: dict[str, Any] = {k: obj[k] for k in keys if obj.get(k) not in (None, 0)}
+    facts |= {
+        "mean": rounded(analysis.mean, 6),
+        "noise_sd": rounded(analysis.sd, 6),
+        "noise_from": None if analysis.sd_from == "-" else analysis.sd_from,
     }
-    answer = Answer(facts=facts)
-    classes = {run.class_key for run in good}
-    if len(classes) > 1:
-        answer.notes.append(
-            f"The runs fell into {len(classes)} classes (GPU types or software); means mix them. Submit with gpu_type to avoid that."
-        )
-    answer.tables["cells"] = cells_table(found, runs)
-    answer.tables["means"] = Table(["factor", "value", "mean_val_bpb", "runs"], means(found, good))
+    answer = Answer(facts=facts, notes=list(analysis.notes))
+    if analysis.factors:
+        rows = [[f.factor, f.best, f.worst, rounded(f.gain, 6), rounded(f.se, 6), f.badge] for f in analysis.factors]
+        answer.tables["factors"] = Table(["factor", "best", "worst", "gain", "se", "badge"], rows)
+    answer.tables["best_cells"] = best_cells(analysis, runs)
+    if analysis.effects:
+        effects = [[e.factor, e.level, rounded(e.effect, 6), rounded(e.se, 6), e.n] for e in analysis.effects]
+        answer.tables["effects"] = Table(["factor", "value", "effect", "se", "runs"], effects)
+    if analysis.interactions:
+        strongest = sorted(analysis.interactions, key=strength, reverse=True)
+        strongest = [i for i in strongest if i.clear][:INTERACTIONS] or strongest[:3]
+        together = [
+            [f"{i.factors[0]}={cell(i.levels[0])}", f"{i.factors[1]}={cell(i.levels[1])}", rounded(i.effect, 6), rounded(i.se, 6), i.clear]
+            for i in strongest
+        ]
+        answer.tables["interactions"] = Table(["this", "with", "effect", "se", "clear"], together, total=len(analysis.interactions))
+    if heat := heat_table(lab, found, analysis):
+        answer.tables[heat[0]] = heat[1]
+    if failed := [[r.id, r.cell, r.outcome, r.cause_text or r.cause] for r in runs if r.ended and r.outcome != Outcome.COMPLETED]:
+        answer.tables["failed"] = Table(["id", "cell", "outcome", "why"], failed)
+    answer.next_step = next_step(analysis)
     return answer
 
 
-def cells_table(wave: Wave, runs: list[Run]) -> Table:
-    """One row a cell, best first: its values, mean val_bpb over its runs, their spread, and the runs with what became of them."""
-    names = list(wave.factors) or sorted({k for run in runs for k in (run.cell or {})})
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(repr(sorted((run.cell or {}).items())), []).append(run)
-    rows = []
-    for members in groups.values():
-        scores = [run.val_bpb for run in members if run.outcome == Outcome.COMPLETED and run.val_bpb is not None]
-        mean = statistics.fmean(scores) if scores else None
-        spread = statistics.stdev(scores) if len(scores) > 1 else None
-        cell = members[0].cell or {}
-        rows.append([*(cell.get(n) for n in names), mean, spread, " ".join(f"{run.id}:{run.outcome or run.phase}" for run in members)])
-    rows.sort(key=lambda row: (row[-3] is None, row[-3]))
-    return Table([*names, "mean_val_bpb", "sd", "runs"], rows)
+def strength(interaction: Interaction) -> float:
+    """How large an interaction is; unknown ones last."""
+    return abs(interaction.effect) if interaction.effect is not None else -1.0
 
 
-def means(wave: Wave, good: list[Run]) -> list[list[Any]]:
-    """The mean of the completed runs at each value of each factor."""
+def best_cells(analysis: Analysis, runs: list[Run]) -> Table:
+    """The best cell that ran, with its run, and the cell predicted to be best, which may never have run."""
     rows = []
-    for name, values in wave.factors.items():
-        for value in values:
-            scores = [run.val_bpb for run in good if (run.cell or {}).get(name) == value and run.val_bpb is not None]
-            rows.append([name, value, statistics.fmean(scores) if scores else None, len(scores)])
-    return rows
+    if analysis.observed_best is not None:
+        best = analysis.observed_best
+        ids = [run.id for run in runs if score(run) == best.value]
+        rows.append(["seen", best.cell, best.value, None, ids[0] if ids else None])
+    if analysis.predicted_best is not None:
+        best = analysis.predicted_best
+        ids = [run.id for run in runs if (run.cell or {}) == best.cell and run.outcome == Outcome.COMPLETED]
+        rows.append(["predicted", best.cell, rounded(best.value, 6), rounded(best.se, 6), ids[0] if ids else "never ran"])
+    return Table(["which", "cell", "val_bpb", "se", "run"], rows)
+
+
+def heat_table(lab: Lab, wave: Wave, analysis: Analysis) -> tuple[str, Table] | None:
+    """Mean val_bpb over the two factors with the largest gains, as (name, table); None for a wave without two factors."""
+    if len(wave.factors) < 2:
+        return None
+    gains = {f.factor: f.gain or 0.0 for f in analysis.factors}
+    down, across = sorted(wave.factors, key=lambda name: -gains.get(name, 0.0))[:2]
+    heat = heat_map(lab, wave.id, down, across)
+    columns = [down, *(f"{across}={cell(level)}" for level in heat.columns)]
+    return "mean_val_bpb", Table(columns, [[level, *values] for level, values in zip(heat.rows, heat.values, strict=True)])
+
+
+def next_step(analysis: Analysis) -> str:
+    """What usually follows from such a result."""
+    if analysis.predicted_best is not None and not analysis.predicted_best.ran:
+        return "The best predicted cell has not run: run it, or make it the centre of the next wave."
+    edges = [f.factor for f in analysis.factors if f.badge == "clear"]
+    if edges:
+        return f"Clear: {', '.join(edges)}. Move the next wave's centre there; decide about the best run, or promote it."
+    return "Nothing is clear of the noise: repeat the best cells, or choose wider values or other factors." if analysis.completed else ""

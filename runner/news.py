@@ -32,6 +32,16 @@ def newest_number(lab: Lab) -> int:
     return int(lab.store.tally("max(seq)")[0][0] or 0)
 
 
+def baseline_bpb(lab: Lab, class_key: str | None, budget_s: float) -> float | None:
+    """Mean val_bpb of the first baseline source of a class at a budget, over its completed runs; None when it has none."""
+    scope = "class_key IS ? AND budget_s = ? AND outcome = 'completed' AND val_bpb IS NOT NULL"
+    first = lab.store.tally("effective_sha", f"{scope} AND purpose = 'baseline' ORDER BY seq LIMIT 1", (class_key, budget_s))
+    if not first:
+        return None
+    mean = lab.store.tally("avg(val_bpb)", f"{scope} AND effective_sha = ?", (class_key, budget_s, first[0][0]))[0][0]
+    return float(mean)
+
+
 def run_ids(lab: Lab, prefix: str = "", limit: int = NEWEST) -> list[str]:
     """Run ids that begin with a prefix, newest first."""
     return [str(i) for (i,) in lab.store.tally("id", "substr(id, 1, ?) = ? ORDER BY seq DESC LIMIT ?", (len(prefix), prefix, limit))]

@@ -156,8 +156,20 @@ async def test_a_wave_names_each_cell_and_its_analysis_says_what_is_missing(agen
         finish(lab, cell["id"], bpb)
     told = await agent("analyze_wave", wave=wave["wave"])
     assert told["total"] == 4 and told["completed"] == 3
-    best = rows_of(told, "cells")[0]
-    assert (best["DEPTH"], best["MATRIX_LR"]) == (8, 0.02)
+    seen = rows_of(told, "best_cells")[0]
+    assert (seen["cell"], seen["val_bpb"], seen["run"]) == ({"DEPTH": 8, "MATRIX_LR": 0.02}, 0.9, "r0003")
+    assert {f["factor"] for f in rows_of(told, "factors")} == {"DEPTH", "MATRIX_LR"}
+    heat = {frozenset(row) for row in told["mean_val_bpb"]["rows"]}
+    assert heat in ({frozenset({0.02, 1, 0.9}), frozenset({0.03, 1.1, None})}, {frozenset({6, 1, 1.1}), frozenset({8, 0.9, None})})
+    assert rows_of(told, "failed")[0]["id"] == "r0004"
+
+
+async def test_a_wave_of_repeats_is_analysed_too(agent: Agent, lab: Lab) -> None:
+    wave = await agent("run_experiment", purpose="baseline", seeds=3)
+    for cell, bpb in zip(rows_of(wave, "runs"), [1.0, 1.1, 0.9], strict=True):
+        finish(lab, cell["id"], bpb)
+    told = await agent("analyze_wave", wave=wave["wave"])
+    assert told["completed"] == 3 and told["mean"] == 1
 
 
 async def test_waiting_tells_each_result_once(agent: Agent, lab: Lab) -> None:
@@ -352,3 +364,20 @@ async def test_pages_of_a_long_list_are_complete_and_small(agent: Agent, lab: La
             if not page or cursor is None:
                 break
         assert len(seen) == len(set(seen)) == 90, tool
+
+
+async def test_a_result_is_told_against_its_parent_or_its_classs_baseline(agent: Agent, lab: Lab) -> None:
+    await agent("run_experiment", purpose="baseline", seeds=2)
+    first = await agent("run_experiment", overrides={"DEPTH": 10})
+    second = await agent("run_experiment", base=first["id"], overrides={"MATRIX_LR": 0.05})
+    promoted = [r["id"] for r in rows_of(await agent("list_runs"), "runs")]
+    assert promoted[0] == second["id"]
+    for run_id, bpb in zip(["r0001", "r0002", "r0003", "r0004"], [1.0, 1.2, 0.9, 0.85], strict=True):
+        finish(lab, run_id, bpb)
+    other = await agent("decide", id="r0004", action="promote", budget_s=60)
+    finish(lab, other["id"], 0.7)
+    told = {r["id"]: r for r in rows_of(await agent("wait_for_results"), "results")}
+    assert told["r0003"]["change"] == -0.2, "against the mean of the baseline's runs"
+    assert told["r0004"]["change"] == -0.05, "against its parent"
+    assert told["r0001"]["change"] is None and told[other["id"]]["change"] is None, "another budget is not compared"
+    assert told[other["id"]]["what"] == "promotes r0004"
