@@ -101,20 +101,31 @@ def _record_devices(roster: Roster, report: HostReport, now: float) -> None:
     here = {slot.uuid: slot for slot in report.slots}
     for uuid, slot in here.items():
         device = roster.devices.get(uuid) or _new_device(roster, slot, now)
+        sample = samples.get(uuid)
+        if sample is not None:
+            device.sample = sample
+        error = (sample or {}).get("error")
+        if error:
+            _lose(roster, device, f"it cannot be read: {error}")
+            continue
         device.slot = slot
-        if samples.get(uuid) is not None:
-            device.sample = samples[uuid]
         if device.state == GpuState.LOST:
             roster.set_device(uuid, GpuState.FREE)
         _judge_foreign(roster, device, now)
     for uuid, device in roster.devices.items():
-        if device.slot.host == report.host and uuid not in here and device.state != GpuState.LOST:
-            roster.set_device(uuid, GpuState.LOST, "its host no longer reports it")
-            occupant = roster.occupant(uuid)
-            if occupant is not None:
-                roster.store.raise_flag(
-                    occupant.run.id, "gpu_lost", Severity.BAD, f"{device.slot.name} ({uuid}) is gone from {report.host}"
-                )
+        if device.slot.host == report.host and uuid not in here:
+            _lose(roster, device, "its host no longer reports it")
+
+
+def _lose(roster: Roster, device: Device, why: str) -> None:
+    """A card that is gone or cannot be read takes no run; what is on it says so and goes on as long as it can."""
+    if device.state == GpuState.LOST:
+        return
+    uuid = device.slot.uuid
+    roster.set_device(uuid, GpuState.LOST, why)
+    occupant = roster.occupant(uuid)
+    if occupant is not None:
+        roster.store.raise_flag(occupant.run.id, "gpu_lost", Severity.BAD, f"{device.slot.name} ({uuid}) on {device.slot.host}: {why}")
 
 
 def _new_device(roster: Roster, slot: Slot, now: float) -> Device:

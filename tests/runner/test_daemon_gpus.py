@@ -1,0 +1,124 @@
+"""The daemon on GPUs (the NVML stand-in below real engines and supervisors): neighbours, memory that stays, strangers, lost cards."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner import verbs
+from runner.lab import Lab
+from runner.records import Gpu, Run, Submission
+from tests.runner.daemons import TINY, ended, serving, until
+from tests.runner.labs import make_lab
+from tests.runner.onhost.rig import FakeNvml, nvml, nvml_library
+
+__all__ = ["nvml", "nvml_library"]
+HOST = '[[host]]\nname = "here"\nkind = "local"\n'
+
+
+@pytest.fixture
+def lab(tmp_path: Path, nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """A lab on a machine with two GPUs."""
+    monkeypatch.setenv("OVERNIGHT_LOCK_DIR", str(tmp_path / "locks"))
+    for key, value in nvml.env.items():
+        monkeypatch.setenv(key, value)
+    nvml.card("GPU-a")
+    nvml.card("GPU-b")
+    policy = "min_free_disk_mib = 1\nmin_budget_s = 0.1\ngrace_s = 0.5\nwall_extra_s = 60"
+    made = make_lab(tmp_path / "work", policy=policy, hosts=HOST, script=TINY)
+    yield made
+    made.close()
+
+
+def submit(lab: Lab, **overrides: Any) -> str:
+    return verbs.submit(lab, Submission(overrides=overrides, budget_s=20, allow_duplicate=True), who="cli").run_ids[0]
+
+
+def get(lab: Lab, run_id: str) -> Run:
+    run = lab.store.run(run_id)
+    assert run is not None
+    return run
+
+
+def gpu(lab: Lab, uuid: str) -> Gpu:
+    return next(g for g in lab.store.gpus() if g.uuid == uuid)
+
+
+async def test_two_runs_on_two_gpus_and_cancelling_one_leaves_its_neighbour(lab: Lab) -> None:
+    async with serving(lab):
+        first, second = submit(lab, MODE="long"), submit(lab, MODE="long", TAG="b")
+        await until(lambda: get(lab, first).step and get(lab, second).step)
+        assert {get(lab, first).gpu_uuid, get(lab, second).gpu_uuid} == {"GPU-a", "GPU-b"}
+        assert get(lab, first).gpu_name == "NVIDIA H100 80GB HBM3"
+        await until(lambda: {g.state for g in lab.store.gpus()} == {"busy"} and all(g.telemetry for g in lab.store.gpus()))
+        verbs.cancel(lab, [first], who="tui")
+        assert (await ended(lab, first))[0].outcome == "cancelled"
+        size = (lab.run_dir(second) / "out.log").stat().st_size
+        await until(lambda: (lab.run_dir(second) / "out.log").stat().st_size > size + 1000)
+        assert get(lab, second).phase == "running"
+        verbs.cancel(lab, [second], who="tui", force=True)
+        await ended(lab, second)
+        assert lab.store.samples("run_id = ?", (second,))
+
+
+async def test_memory_that_does_not_come_back_quarantines_the_gpu_until_it_is_released(lab: Lab, nvml: FakeNvml) -> None:
+    async with serving(lab):
+        run_id = submit(lab, STEPS=30)
+        uuid = (await until(lambda: get(lab, run_id).step and get(lab, run_id).gpu_uuid)) or ""
+        nvml.card(uuid, used=40000, procs=f"{os.getppid()}:39000")
+        (run,) = await ended(lab, run_id)
+        assert run.outcome == "completed" and run.val_bpb == 0.9979  # its result is not the memory's fault
+        await until(lambda: gpu(lab, uuid).state == "quarantined")
+        assert "40000 MiB still in use" in (gpu(lab, uuid).reason or "") and gpu(lab, uuid).holder
+        other = (await ended(lab, submit(lab, TAG="x")))[0]
+        assert other.gpu_uuid != uuid  # it takes no run
+        nvml.card(uuid, used=0, procs="")
+        request = verbs.ask(lab, "gpu_release", {"uuid": uuid}, who="tui")
+        await until(lambda: verbs.answer(lab, request).state == "done")
+        await until(lambda: gpu(lab, uuid).state == "free")
+
+
+async def test_a_stranger_keeps_our_runs_away_and_shows_who_it_is(lab: Lab, nvml: FakeNvml) -> None:
+    nvml.card("GPU-a", used=40000, procs=f"{os.getpid()}:39000")
+    async with serving(lab):
+        await until(lambda: lab.store.gpus() and gpu(lab, "GPU-a").state == "foreign")
+        assert "39000 MiB in use by" in (gpu(lab, "GPU-a").reason or "") and str(os.getpid()) in (gpu(lab, "GPU-a").reason or "")
+        runs = await ended(lab, submit(lab), submit(lab, TAG="b"))
+        assert {r.gpu_uuid for r in runs} == {"GPU-b"}
+        nvml.card("GPU-a", used=0, procs="")
+        await until(lambda: gpu(lab, "GPU-a").state == "free")
+
+
+async def test_another_lab_on_the_same_gpus_never_shares_one(lab: Lab, tmp_path: Path) -> None:
+    policy = "min_free_disk_mib = 1\nmin_budget_s = 0.1\ngrace_s = 0.5"
+    rival = make_lab(tmp_path / "rival", policy=policy, hosts=HOST, script=TINY)
+    async with serving(lab), serving(rival):
+        mine = [submit(lab, MODE="long"), submit(lab, MODE="long", TAG="b")]
+        await until(lambda: all(get(lab, i).step for i in mine))
+        theirs = submit(rival)
+        await until(lambda: any(g.state == "foreign" for g in rival.store.gpus()))
+        shown = next(g for g in rival.store.gpus() if g.state == "foreign")
+        assert shown.holder and shown.holder.get("run_id") in mine
+        assert get(rival, theirs).started_at is None
+        verbs.cancel(lab, mine, who="cli", force=True)
+        await ended(lab, *mine)
+        verbs.cancel(rival, [theirs], who="cli")
+        await ended(rival, theirs)
+    rival.close()
+
+
+async def test_a_card_that_falls_off_the_bus_is_lost_and_flagged_on_its_run(lab: Lab, nvml: FakeNvml) -> None:
+    async with serving(lab):
+        run_id = submit(lab, MODE="long")
+        uuid = (await until(lambda: get(lab, run_id).step and get(lab, run_id).gpu_uuid)) or ""
+        nvml.card(uuid, lost=1)
+        await until(lambda: [f for f in lab.store.flags(run_id) if f.kind == "gpu_lost"])
+        assert get(lab, run_id).phase == "running"  # what becomes of the run is the run's to say
+        verbs.cancel(lab, [run_id], who="cli", force=True)
+        await ended(lab, run_id)
+        other = (await ended(lab, submit(lab, TAG="x")))[0]
+        assert other.gpu_uuid != uuid
