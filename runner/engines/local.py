@@ -37,7 +37,7 @@ class LocalEngine:
 
     def __init__(self, lab: Lab, host: HostPolicy) -> None:
         self.runs_dir, self.lab_dir, self.data_dir = lab.runs_dir, lab.path, lab.data_dir
-        self.host = host
+        self.host, self.lab = host, lab
         self.telemetry = dirs.Telemetry(host)
         self._sampler: asyncio.subprocess.Process | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -96,6 +96,16 @@ class LocalEngine:
             "lock_dir": locks.default_dir(),
             "environment": rundirs.inherited(os.environ),
         }
+
+    @property
+    def lab_id(self) -> str:
+        """Which lab the runs belong to."""
+        return str(self.lab.store.meta("lab_id"))
+
+    @property
+    def floor_mib(self) -> int:
+        """The free disk below which nothing starts, where the host has no floor of its own."""
+        return self.lab.policy().limits.min_free_disk_mib
 
     def run_dir(self, run_id: str) -> str:
         """Where a run lives."""

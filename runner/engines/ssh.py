@@ -19,7 +19,7 @@ from runner.engines import dirs, staging
 from runner.engines.base import HostReport, Slot, Spec, State
 from runner.engines.sshlink import SshLink
 from runner.errors import EngineError, HostError
-from runner.policy import HostPolicy
+from runner.policy import HostPolicy, TrainerPolicy
 
 if TYPE_CHECKING:
     from runner.lab import Lab
@@ -65,7 +65,7 @@ class SshEngine:
     kind = "ssh"
 
     def __init__(self, lab: Lab, host: HostPolicy, *, config: list[Path] | None = None) -> None:
-        self.host = host
+        self.host, self.lab = host, lab
         self.lab_id = str(lab.store.meta("lab_id"))
         self.telemetry = dirs.Telemetry(host)
         if config is None and os.environ.get("OVERNIGHT_SSH_CONFIG"):
@@ -144,20 +144,43 @@ class SshEngine:
         """The interpreter runs use: hosts.toml's, else the venv `hosts setup` made, else the one we found."""
         return str(self.host.python or self.venv_python or self.link.hello.get("venv_python") or self.link.hello.get("python"))
 
+    @property
+    def trainer(self) -> TrainerPolicy:
+        """The trainer contract in force."""
+        return self.lab.policy().trainer
+
+    @property
+    def budget_s(self) -> float:
+        """The default budget of a run."""
+        return self.lab.policy().limits.budget_s
+
+    @property
+    def floor_mib(self) -> int:
+        """The free disk below which nothing starts, where the host has no floor of its own."""
+        return self.lab.policy().limits.min_free_disk_mib
+
+    async def refresh(self) -> None:
+        """Ask the host about itself now."""
+        await self._ask_states({})
+
     # -- runs -----------------------------------------------------------------------------------------------------------------------------
 
     async def submit(self, spec: Spec) -> None:
         """Place the run's files on the host and start its supervisor there, in one request (large files go ahead, once per host)."""
         parcel = await asyncio.to_thread(staging.pack, spec.stage, self.hashes)
         self.ahead.pop(spec.run_id, None)
+        await self.place(self.lab_id, spec.run_id, parcel)
+
+    async def place(self, lab_id: str, run_id: str, parcel: staging.Parcel) -> None:
+        """Lay out a run directory on the host and start what is in it; nothing happens when that was done before."""
         for _ in range(3):
-            answer, _body = await self._run_call("place", spec.run_id, parcel.body, files=parcel.entries, limit_s=60.0)
+            answer, _body = await self.link.call("place", parcel.body, lab=lab_id, run=run_id, files=parcel.entries, limit_s=60.0)
             if "missing" not in answer:
                 return
             for sha in answer["missing"]:
                 await self._send_blob(sha, parcel.large[sha])
         raise EngineError(
-            f"The files of run {spec.run_id} do not stay on {self.host.name}.", next_step="Look at its disk and its shared/ folder."
+            f"The files of run {run_id} do not stay on {self.host.name}.", next_step="Look at its disk and its shared/ folder."
         )
 
     async def _send_blob(self, sha: str, path: Path) -> None:

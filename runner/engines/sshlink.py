@@ -143,6 +143,11 @@ class SshLink:
         self._nudge = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
 
+    @property
+    def home(self) -> str:
+        """Where our files lie on the host."""
+        return f"{self.hello['workdir']}/onhost-{parcel()[0]}"
+
     def start(self) -> None:
         """Begin to keep the host connected."""
         self._task = asyncio.create_task(self._keep(), name=f"ssh to {self.host.name}")

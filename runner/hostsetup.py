@@ -1,0 +1,196 @@
+"""`overnight hosts setup NAME`: the trainer, a venv with the torch build the host's driver can use, and the data, all below the host's
+workdir.
+
+The steps are onhost/preparing.py, started like a run, so setting up goes on when the link or the daemon does not; asked again, it is
+taken up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib.metadata
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runner import onhost
+from runner.engines import staging
+from runner.engines.local import LocalEngine
+from runner.engines.ssh import SshEngine
+from runner.errors import HostError, RequestError
+from runner.materialise import materialise
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from runner.engines.base import Engine
+    from runner.policy import HostPolicy, TrainerPolicy
+
+LAB = "setup"
+LIMIT_S = 3600.0
+TORCH_INDEX = "https://download.pytorch.org/whl"
+# The oldest driver branch each CUDA major version runs on (NVIDIA, "CUDA Compatibility", minor version compatibility).
+DRIVER_OF_CUDA13, DRIVER_OF_CUDA12 = 580, 525
+
+
+async def setup(host: HostPolicy, engine: Engine | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Make a host ready; {host, python, steps, log}. Raises HostError with the step that failed."""
+    if isinstance(engine, LocalEngine):
+        raise RequestError(f"{host.name} is this machine.", next_step="`make demo` or `pip install overnight[trainer]` sets it up.")
+    if not isinstance(engine, SshEngine):
+        raise RequestError(f"{host.name} is of kind {host.kind}, which needs no setup.", next_step="")
+    progress("connecting")
+    engine.link.retry_now()
+    deadline = asyncio.get_running_loop().time() + 25
+    while not engine.link.up:
+        if asyncio.get_running_loop().time() > deadline:
+            raise engine.link.error or HostError(f"{host.name} does not answer.")
+        await asyncio.sleep(0.1)
+    facts = await engine.inspect(python=None)
+    plan = make_plan(host, engine.trainer, facts, str(engine.link.hello["workdir"]))
+    run_id = await begin(engine, plan)
+    return await follow(host, engine, run_id, progress)
+
+
+def make_plan(host: HostPolicy, trainer: TrainerPolicy, facts: dict[str, Any], workdir: str) -> dict[str, Any]:
+    """What preparing.py is to do on a host with that driver."""
+    needs = requirements(trainer.folder)
+    torch = next((need for need in needs if re.match(r"torch\b(?!-)", need)), None)
+    build, index_url = torch_build(facts.get("driver"))
+    return {
+        "workdir": workdir,
+        "python": host.python,
+        "torch": torch,
+        "torch_build": build,
+        "index_url": index_url if torch else None,
+        "requirements": [need for need in needs if need != torch],
+        "data_command": trainer.data_command,
+    }
+
+
+def torch_build(driver: str | None) -> tuple[str, str | None]:
+    """Which torch build suits a driver, and where it is found (None: the default index). Raises HostError for a driver too old for any."""
+    if driver is None:
+        return "cpu", f"{TORCH_INDEX}/cpu"
+    branch = int(driver.split(".")[0])
+    if branch >= DRIVER_OF_CUDA13:
+        return "default", None
+    if branch >= DRIVER_OF_CUDA12:
+        return "cu126", f"{TORCH_INDEX}/cu126"
+    raise HostError(f"NVIDIA driver {driver} is too old for today's torch.", next_step=f"Install driver {DRIVER_OF_CUDA12} or later.")
+
+
+def requirements(folder: Path) -> list[str]:
+    """What a trainer needs: its pyproject's dependencies, its requirements.txt, or (our own trainer) Overnight's `trainer` extra."""
+    project = folder / "pyproject.toml"
+    if project.is_file():
+        try:
+            found = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {}).get("dependencies", [])
+        except (OSError, tomllib.TOMLDecodeError) as problem:
+            raise HostError(f"{project} cannot be read: {problem}.") from problem
+        return [str(need) for need in found]
+    listed = folder / "requirements.txt"
+    if listed.is_file():
+        lines = (line.split("#")[0].strip() for line in listed.read_text(encoding="utf-8").splitlines())
+        return [line for line in lines if line and not line.startswith("-")]
+    try:
+        needs = importlib.metadata.requires("overnight") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [need.split(";")[0].strip() for need in needs if re.search(r"extra == ['\"]trainer['\"]", need)]
+
+
+async def begin(engine: SshEngine, plan: dict[str, Any]) -> str:
+    """Start the steps on the host, or find the same ones still under way; the id they run under."""
+    with tempfile.TemporaryDirectory() as folder:
+        stage = Path(folder)
+        await asyncio.to_thread(lay_out, engine, plan, stage)
+        parcel = await asyncio.to_thread(staging.pack, stage, engine.hashes)
+        digest = hashlib.sha256(json.dumps(plan, sort_keys=True).encode() + parcel.body).hexdigest()[:10]
+        for attempt in range(1, 1000):
+            run_id = f"setup-{digest}-{attempt}"
+            state = await poll(engine, run_id)
+            if state["phase"] not in ("ended", "refused", "lost", "absent"):
+                return run_id
+            if state["phase"] == "absent":
+                break
+        spec = {
+            "v": 1,
+            "run_id": run_id,
+            "lab_id": LAB,
+            "argv": command(engine),
+            "cwd": "work",
+            "env": {**engine.link.hello["environment"], **engine.host.env},
+            "gpus": [],
+            "lock_dir": engine.info()["lock_dir"],
+            "time_limit_s": LIMIT_S,
+            "grace_s": 10,
+            "max_log_bytes": 16 << 20,
+        }
+        (stage / "spec.json").write_text(json.dumps(spec))
+        parcel = await asyncio.to_thread(staging.pack, stage, engine.hashes)
+        await engine.place(LAB, run_id, parcel)
+    return run_id
+
+
+def lay_out(engine: SshEngine, plan: dict[str, Any], stage: Path) -> None:
+    """The folder that travels: the plan, and the trainer as a run would get it."""
+    (stage / "work").mkdir()
+    source = (engine.trainer.folder / engine.trainer.source).read_text(encoding="utf-8")
+    materialise(engine.trainer, source, engine.budget_s, stage / "work" / "files")
+    (stage / "work" / "plan.json").write_text(json.dumps(plan, sort_keys=True))
+
+
+def command(engine: SshEngine) -> list[str]:
+    """How preparing.py is started on the host."""
+    home = engine.link.home
+    code = f"import sys; sys.path.insert(0, {home!r}); from {onhost.__name__.rsplit('.', 1)[-1]} import preparing as m; sys.exit(m.main())"
+    return [str(engine.link.hello["python"]), "-I", "-c", code, "plan.json"]
+
+
+async def poll(engine: SshEngine, run_id: str) -> dict[str, Any]:
+    """State of a setup."""
+    value, _ = await engine.link.call("poll", lab=LAB, runs={run_id: [-1, -1]}, limit=0)
+    return dict(value["runs"][run_id])
+
+
+async def follow(host: HostPolicy, engine: SshEngine, run_id: str, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Show the steps as they come, through lost links, until the end."""
+    log, out_s = b"", 0.0
+    while True:
+        try:
+            state = await poll(engine, run_id)
+            while piece := (await engine.link.call("read", lab=LAB, run=run_id, name="out.log", offset=len(log), limit=1 << 20))[1]:
+                log += piece
+            out_s = 0.0
+        except HostError as problem:
+            out_s += 1.0
+            progress(f"out of contact, the setup goes on there: {problem.message}")
+            if out_s > LIMIT_S:
+                raise
+            await asyncio.sleep(1.0)
+            continue
+        lines = log.decode("utf-8", "replace").splitlines()
+        steps = [line for line in lines if line.startswith("STEP ")]
+        if steps:
+            progress(steps[-1][len("STEP ") :])
+        if state["phase"] in ("ended", "refused", "lost"):
+            break
+        await asyncio.sleep(0.5)
+    status = state.get("status") or {}
+    failed = next((line[len("FAILED ") :] for line in lines if line.startswith("FAILED ")), None)
+    if state["phase"] != "ended" or status.get("exit_code") != 0:
+        last = "\n".join(line for line in lines[-12:] if not line.startswith("STEP "))
+        why = failed or status.get("detail") or f"it ended with {status.get('exit_code') or status.get('reason') or state['phase']}"
+        raise HostError(f"Setting up {host.name} failed: {why}.", next_step=f"Mend that and run it again. The last lines:\n{last}")
+    await engine.refresh()
+    return {"host": host.name, "python": engine.run_python(), "steps": steps, "log": lines[-40:]}
