@@ -13,9 +13,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner import sources
+from runner import sources, verifying
 from runner.engines import dirs
 from runner.errors import LabError
+from runner.records import Purpose
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +68,7 @@ def spec_of(lab: Lab, run: Run, slot: Slot, host: HostPolicy, info: Mapping[str,
         slot,
         run_id=run.id,
         lab_id=str(lab.store.meta("lab_id")),
-        command=policy.trainer.command,
+        command=verifying.command_of(lab, run, slot, info) if run.purpose == Purpose.VERIFY else policy.trainer.command,
         budget_s=run.budget_s,
         time_limit_s=run.budget_s * limits.wall_factor + limits.wall_extra_s,
         grace_s=limits.grace_s,

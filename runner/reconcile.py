@@ -11,13 +11,14 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from runner import follow, launch, reading, verbs
+from runner import follow, launch, reading, verbs, verifying
 from runner.errors import HostError, OvernightError, RequestError
-from runner.records import GpuState, Outcome, Phase, Severity, Stage
+from runner.records import GpuState, Outcome, Phase, Purpose, Severity, Stage
 from runner.research import classes, trust
 
 if TYPE_CHECKING:
     from runner.engines.base import Engine, State
+    from runner.records import Run
     from runner.roster import Roster, Track
 
 NAN_STEPS = 3  # so many progress lines in a row without a finite loss end a run
@@ -194,22 +195,7 @@ def _finish(roster: Roster, track: Track, state: State, tail: str) -> None:
     summary_seen = track.summary_at is not None
     with roster.writing():
         follow.write_track(roster, track)
-        if state.phase == "lost":
-            why = "its host was restarted" if _rebooted(roster, track, status) else "its supervisor was killed"
-            fields: dict[str, Any] = {
-                "outcome": Outcome.LOST,
-                "cause": "lost",
-                "cause_text": f"{why} while it ran",
-                "last_lines": _last_lines(tail),
-            }
-        else:
-            verdict = reading.classify_end(status, track.run, tail, summary_seen=summary_seen, error=track.error)
-            fields = {
-                "outcome": verdict.outcome,
-                "cause": verdict.cause,
-                "cause_text": track.stop_why or verdict.cause_text,
-                "last_lines": verdict.last_lines,
-            }
+        fields = _outcome(roster, track, state, tail, summary_seen)
         started = status.get("started_at")
         ended = status.get("ended_at") or now
         fields |= {
@@ -233,6 +219,18 @@ def _finish(roster: Roster, track: Track, state: State, tail: str) -> None:
     track.points, track.facts = [], {}
 
 
+def _outcome(roster: Roster, track: Track, state: State, tail: str, summary_seen: bool) -> dict[str, Any]:
+    """outcome, cause, cause_text and last_lines of a run that is over."""
+    if state.phase == "lost":
+        why = "its host was restarted" if _rebooted(roster, track, state.status or {}) else "its supervisor was killed"
+        return {"outcome": Outcome.LOST, "cause": "lost", "cause_text": f"{why} while it ran", "last_lines": _last_lines(tail)}
+    said = reading.classify_end(state.status, track.run, tail, summary_seen=summary_seen, error=track.error)
+    fields = {"outcome": said.outcome, "cause": said.cause, "cause_text": track.stop_why or said.cause_text, "last_lines": said.last_lines}
+    if track.run.purpose == Purpose.VERIFY:
+        fields |= verifying.conclude(roster, track.run, tail)
+    return fields
+
+
 def end(roster: Roster, track: Track, outcome: str, *, ended_at: float | None = None, **fields: Any) -> None:
     """Close a row; a lost run is started again once, as a new run, when the policy says so."""
     run = track.run
@@ -249,7 +247,7 @@ def end(roster: Roster, track: Track, outcome: str, *, ended_at: float | None = 
             **fields,
         )
         roster.store.event("daemon", "ended", run.id, str(outcome) + (f": {track.run.cause_text}" if track.run.cause_text else ""))
-        if outcome == Outcome.LOST and roster.lab.policy().limits.retry_lost and run.retry_of is None and run.wanted == "run":
+        if outcome == Outcome.LOST and roster.lab.policy().limits.retry_lost and _may_retry(run):
             try:
                 verbs.requeue(roster.lab, run.id, who="daemon", why="lost, and retried once by policy")
             except RequestError as error:
@@ -257,6 +255,11 @@ def end(roster: Roster, track: Track, outcome: str, *, ended_at: float | None = 
     if track.run.gpu_uuid and roster.devices.get(track.run.gpu_uuid) and not track.standby:
         roster.devices[track.run.gpu_uuid].since = time.time()
     roster.drop(track)
+
+
+def _may_retry(run: Run) -> bool:
+    """Only the first loss of a run that a client still wants; a verification is simply asked for again."""
+    return run.retry_of is None and run.wanted == "run" and run.purpose != Purpose.VERIFY
 
 
 def _flag_end(roster: Roster, track: Track, status: dict[str, Any]) -> None:

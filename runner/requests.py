@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from runner import verifying
 from runner.dispatch import Spawn
 from runner.errors import BadValue, OvernightError, UnknownName
 from runner.records import GpuState
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from runner.records import Request
     from runner.roster import Roster
 
-LIMIT_S = 3600.0
+LIMIT_S = 12 * 3600.0  # a verification may wait for its slot
+VERIFY_LOOK_S = 0.2
 log = logging.getLogger("overnight.requests")
 Handler = Callable[["Desk", "Request"], Awaitable[Any]]
 
@@ -124,4 +126,30 @@ async def fetch(desk: Desk, request: Request) -> dict[str, Any]:
     return {"run": run.id, "files": got}
 
 
-HANDLERS: dict[str, Handler] = {"gpu_release": gpu_release, "hosts_check": hosts_check, "host_setup": host_setup, "fetch": fetch}
+async def verify(desk: Desk, request: Request) -> dict[str, Any]:
+    """Recompute a run's result from its checkpoint, on its host and in a slot of its own."""
+    wanted = str(request.args.get("run") or request.args.get("id") or "")
+    run = desk.store.run(wanted)
+    if run is None:
+        raise UnknownName("run", wanted, [])
+    lab = desk.roster.lab
+    check = verifying.queue_check(lab, run, request)
+    desk.roster.changed.set()
+    phase = None
+    while True:
+        row = desk.store.run(check)
+        if row is None or row.ended:
+            return verifying.answer_of(lab, run.id, check)
+        if row.phase != phase:
+            phase = row.phase
+            desk.progress(request)(f"{check} recomputes it on {run.host}: {phase}")
+        await asyncio.sleep(VERIFY_LOOK_S)
+
+
+HANDLERS: dict[str, Handler] = {
+    "gpu_release": gpu_release,
+    "hosts_check": hosts_check,
+    "host_setup": host_setup,
+    "fetch": fetch,
+    "verify": verify,
+}

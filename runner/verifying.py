@@ -1,0 +1,119 @@
+"""Recomputing a result: a run of purpose `verify` on the host that holds the checkpoint, in a slot of its own like any other run.
+
+It executes the trainer folder's own verify.py against the work folder of the run in question; the code of that run only ever answers
+with logits. What it prints becomes `trust` of the run it is about. A run asked for by a person goes first, one asked for by us when
+nothing waits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from runner.engines import dirs
+from runner.errors import Refused
+from runner.records import Outcome, Phase, Purpose, Trust
+from runner.research import trust
+from runner.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from runner.engines.base import Slot
+    from runner.lab import Lab
+    from runner.records import Request, Run
+    from runner.roster import Roster
+
+FIRST, LAST = 1e6, -1e6  # priorities: before everything, or when nothing else waits
+PROGRAM = "verify.py"
+VERDICTS = (Trust.VERIFIED, Trust.REFUTED, Trust.UNVERIFIABLE)
+
+
+def queue_check(lab: Lab, run: Run, request: Request) -> str:
+    """The run that will verify `run`; the same one when this request was taken up before. Raised: Refused when nothing can verify it."""
+    if run.outcome != Outcome.COMPLETED or run.val_bpb is None:
+        raise Refused(f"{run.id} has no result to recompute ({run.outcome or run.phase}).")
+    store = lab.store
+    found = store.runs("purpose = 'verify' AND base_run = ? AND created_at >= ?", (run.id, request.created_at))
+    if found:
+        return found[-1].id
+    why_not = _cannot(lab, run)
+    if why_not:
+        store.update_run(run.id, trust=Trust.UNVERIFIABLE, trust_why=why_not)
+        raise Refused(f"{run.id} cannot be verified: {why_not}.", next_step="Repeat it at other seeds to learn how far it can be believed.")
+    with store.transaction():
+        check = store.insert_run(
+            created_at=time.time(),
+            purpose=Purpose.VERIFY,
+            source_sha=run.source_sha,
+            effective_sha=run.effective_sha,
+            base_run=run.id,
+            parent=run.id,
+            hypothesis=f"recompute the result of {run.id}",
+            budget_s=run.budget_s,
+            priority=LAST if request.who == "daemon" else FIRST,
+            want_host=run.host,
+            agent=request.who,
+            phase=Phase.QUEUED,
+        )
+        store.event(request.who, "verify", run.id, one_line(str(request.args.get("why") or ""), 500) or None, {"by": check})
+    return check
+
+
+def _cannot(lab: Lab, run: Run) -> str | None:
+    if run.engine == "fake":
+        return "it was simulated, and a simulation keeps no checkpoint"
+    if trust.verifier_of(lab.policy().trainer) is None:
+        return "its trainer has no verify.py and keeps no checkpoint"
+    return None
+
+
+def command_of(lab: Lab, check: Run, slot: Slot, info: Mapping[str, Any]) -> list[str]:
+    """What a verify run executes, standing in its own copy of the trainer folder."""
+    claim = lab.store.run(check.base_run or "")
+    words = ["{python}", PROGRAM, f"{info['runs_dir']}/{check.base_run}/work", "--device", "cpu" if dirs.is_cpu(slot.uuid) else "cuda"]
+    return words + (["--claim", repr(claim.val_bpb)] if claim is not None and claim.val_bpb is not None else [])
+
+
+def conclude(roster: Roster, check: Run, tail: str) -> dict[str, Any]:
+    """Observed columns of an ended verify run, and the trust of the run it was about; inside the caller's transaction."""
+    found = verdict_in(tail)
+    if found is None:
+        return {}
+    why, bpb = one_line(str(found.get("why") or ""), 500), found.get("recomputed")
+    columns: dict[str, Any] = {"trust": found["verdict"], "trust_why": why}
+    if isinstance(bpb, (int, float)) and math.isfinite(bpb):
+        columns["verified_bpb"] = float(bpb)
+    roster.store.update_run(check.base_run or "", **columns)
+    if found["verdict"] != Trust.REFUTED:
+        roster.store.clear_flag(check.base_run or "", "held")
+    roster.store.event("daemon", str(found["verdict"]), check.base_run, why, {"by": check.id})
+    return {"outcome": Outcome.COMPLETED, "cause": None, "cause_text": f"{check.base_run} is {found['verdict']}: {why}"}
+
+
+def verdict_in(tail: str) -> dict[str, Any] | None:
+    """The verdict that verify.py printed last, or None."""
+    for line in reversed(tail.splitlines()):
+        if line.startswith("{"):
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict) and value.get("verdict") in VERDICTS:
+                return value
+    return None
+
+
+def answer_of(lab: Lab, run_id: str, check_id: str) -> dict[str, Any]:
+    """The result of a verify request."""
+    run, check = lab.store.run(run_id), lab.store.run(check_id)
+    return {
+        "run": run_id,
+        "by": check_id,
+        "outcome": check.outcome if check else None,
+        "verdict": run.trust if run else None,
+        "verified_bpb": run.verified_bpb if run else None,
+        "why": (run.trust_why if run else None) or (check.cause_text if check else None),
+    }

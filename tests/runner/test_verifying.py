@@ -1,0 +1,100 @@
+"""Verification as a run of its own: the trainer's verify.py decides, its verdict becomes the trust of the run it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runner import verbs
+from runner.lab import Lab
+from runner.records import Run, Submission
+from runner.verifying import verdict_in
+from tests.runner.daemons import ended, fake_lab, local_lab, serving, until
+
+# What trainer/verify.py promises: one JSON object on stdout, exit code 1 unless verified. This one compares with a file of ours.
+VERIFIER = """
+import json, sys
+work, claim = sys.argv[1], float(sys.argv[sys.argv.index("--claim") + 1])
+print("loading", work)
+try:
+    true = float(open(work + "/checkpoint.pt").read())
+except OSError:
+    print(json.dumps({"verdict": "unverifiable", "why": "no checkpoint", "recomputed": None}))
+    sys.exit(1)
+ok = abs(true - claim) < 0.003
+print(json.dumps({"verdict": "verified" if ok else "refuted", "why": f"claimed {claim}, recomputed {true}", "recomputed": true}))
+sys.exit(0 if ok else 1)
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    monkeypatch.setenv("OVERNIGHT_LOCK_DIR", str(tmp_path / "locks"))
+    made = local_lab(tmp_path)
+    (made.policy().trainer.folder / "verify.py").write_text(VERIFIER)
+    yield made
+    made.close()
+
+
+def get(lab: Lab, run_id: str) -> Run:
+    run = lab.store.run(run_id)
+    assert run is not None
+    return run
+
+
+async def result_of(lab: Lab, run_id: str, checkpoint: str | None) -> tuple[Run, dict[str, object]]:
+    """Run once, leave a checkpoint, ask for verification; the run and the answer."""
+    (run,) = await ended(lab, run_id)
+    if checkpoint is not None:
+        (lab.run_dir(run.id) / "work" / "checkpoint.pt").write_text(checkpoint)
+    request = verbs.ask(lab, "verify", {"run": run.id}, who="tui")
+    answer = await until(lambda: (r := verbs.answer(lab, request)).state in ("done", "failed") and r)
+    return get(lab, run.id), answer.result or answer.error
+
+
+def submit(lab: Lab, tag: str) -> str:
+    return verbs.submit(lab, Submission(overrides={"TAG": tag}, budget_s=20), who="cli").run_ids[0]
+
+
+async def test_verified_refuted_and_unverifiable(lab: Lab) -> None:
+    async with serving(lab):
+        run, answer = await result_of(lab, submit(lab, "a"), "0.9978")
+        assert (run.trust, run.verified_bpb, answer["verdict"]) == ("verified", 0.9978, "verified")
+        check = get(lab, str(answer["by"]))
+        assert (check.purpose, check.outcome, check.base_run, check.val_bpb) == ("verify", "completed", run.id, None)
+        run, _ = await result_of(lab, submit(lab, "b"), "1.2")
+        assert (run.trust, run.verified_bpb) == ("refuted", 1.2) and "recomputed 1.2" in (run.trust_why or "")
+        run, _ = await result_of(lab, submit(lab, "c"), None)
+        assert (run.trust, run.verified_bpb, run.trust_why) == ("unverifiable", None, "no checkpoint")
+
+
+async def test_a_person_goes_first_and_we_go_last(lab: Lab) -> None:
+    async with serving(lab):
+        (run,) = await ended(lab, submit(lab, "a"))
+        verbs.pause_queue(lab, True, who="tui")
+        waiting = submit(lab, "b")
+        verbs.ask(lab, "verify", {"run": run.id, "why": "it is the new best"}, who="daemon")
+        late = (await until(lambda: lab.store.runs("purpose = 'verify'")))[0]
+        assert late.priority < get(lab, waiting).priority
+        verbs.pause_queue(lab, False, who="tui")
+        await ended(lab, waiting, late.id)
+        assert (get(lab, waiting).started_at or 0) < (get(lab, late.id).started_at or 0)
+
+
+async def test_what_cannot_be_verified_says_why(tmp_path: Path) -> None:
+    lab = fake_lab(tmp_path, host="types = {H100 = 1}\nspeed = 400\n")
+    async with serving(lab):
+        run_id = verbs.submit(lab, Submission(budget_s=300), who="cli").run_ids[0]
+        run, answer = await result_of(lab, run_id, None)
+        assert run.trust == "unverifiable" and "simulat" in str(answer["message"])
+        request = verbs.ask(lab, "verify", {"run": "r9999"}, who="tui")
+        await until(lambda: verbs.answer(lab, request).state == "failed")
+    assert not lab.store.runs("purpose = 'verify'")
+    lab.close()
+
+
+def test_only_a_whole_verdict_counts() -> None:
+    assert verdict_in('x\n{"verdict": "verified", "why": "ok"}\n') == {"verdict": "verified", "why": "ok"}
+    assert verdict_in('{"verdict": "verified"') is None and verdict_in('{"verdict": "great"}') is None and verdict_in("") is None
