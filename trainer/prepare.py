@@ -345,12 +345,13 @@ def evaluate_bpb(token_nats: Callable[[Any, Any], Any], dataset: Dataset, batch_
     """Bits per byte on the scored windows, independent of vocabulary and batch.
 
     `token_nats(inputs, targets)` returns the loss of every token in nats, [rows, seq_len]. Targets without bytes (BOS) are not scored.
+    The loss of each row is left in eval_nats.npy, so that a part of a large evaluation can be recomputed.
     """
     import torch
 
     rows = torch.from_numpy(np.array(dataset.eval_rows()).view(np.int16)).to(device)
     token_bytes = torch.from_numpy(np.array(dataset.token_bytes())).to(device)
-    nats = torch.zeros((), dtype=torch.float64, device=device)
+    row_nats = []
     scored_bytes = torch.zeros((), dtype=torch.int64, device=device)
     for start in range(0, len(rows), batch_rows):
         batch = rows[start : start + batch_rows].long() & 0xFFFF
@@ -359,9 +360,12 @@ def evaluate_bpb(token_nats: Callable[[Any, Any], Any], dataset: Dataset, batch_
             batch = torch.cat([batch, torch.full((missing, batch.shape[1]), dataset.bos, device=device)])
         sizes = token_bytes[batch[:, 1:]]
         losses = token_nats(batch[:, :-1], batch[:, 1:]).view_as(sizes)
-        nats += torch.where(sizes > 0, losses, 0.0).sum(dtype=torch.float64)
+        row_nats.append(torch.where(sizes > 0, losses, 0.0).sum(dim=1, dtype=torch.float64))
         scored_bytes += sizes.sum()
-    return float(nats) / (math.log(2) * int(scored_bytes))
+    per_row = torch.cat(row_nats)[: len(rows)].cpu().numpy()
+    with contextlib.suppress(OSError):  # a full disk costs a quicker verification, not the result
+        np.save("eval_nats.npy", per_row, allow_pickle=False)
+    return float(per_row.sum()) / (math.log(2) * int(scored_bytes))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

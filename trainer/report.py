@@ -102,6 +102,7 @@ class Report:
             self._file = None
 
     def stage(self, stage: str) -> None:
+        self._end_progress()
         self.event("stage", stage=stage)
 
     def note(self, text: str) -> None:

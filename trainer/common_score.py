@@ -1,0 +1,54 @@
+"""Scores the model of any trainer on one set of rows, so that two trainers with evaluations of their own can be compared. Fixed.
+
+`overnight bench trainer` appends `evaluate_bpb = common_score.wrap(evaluate_bpb)` to the copy of each side's prepare.py. After a side's
+own evaluation the same rows are scored with the same code, and `common_bpb` and `common_seconds` are printed.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def wrap(evaluate: Callable[..., float]) -> Callable[..., float]:
+    """`evaluate(model, tokenizer or dataset, batch rows, …)`, followed by the common scoring."""
+
+    def both(model: Any, data: Any, batch_rows: int, *rest: Any, **named: Any) -> float:
+        own = evaluate(model, data, batch_rows, *rest, **named)
+        started = time.perf_counter()
+        bpb = score(model, batch_rows)
+        print(f"common_bpb:       {bpb:.6f}\ncommon_seconds:   {time.perf_counter() - started:.2f}", flush=True)
+        return own
+
+    return both
+
+
+def token_nats(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Loss per token: an upstream model is a module called with a reduction, ours hands its loss function over."""
+    if isinstance(model, torch.nn.Module):
+        with torch.no_grad():
+            return model(inputs, targets, reduction="none")
+    return model(inputs, targets)
+
+
+def score(model: Any, batch_rows: int) -> float:
+    """Bits per byte on the rows in the folder OVERNIGHT_COMMON."""
+    folder = Path(os.environ["OVERNIGHT_COMMON"])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = torch.from_numpy(np.load(folder / "rows.npy").astype(np.int32)).to(device)
+    token_bytes = torch.from_numpy(np.load(folder / "token_bytes.npy")).to(device)
+    nats, scored = 0.0, 0
+    for start in range(0, len(rows) - len(rows) % batch_rows, batch_rows):  # whole batches only: a compiled model has one shape
+        batch = rows[start : start + batch_rows].long()
+        sizes = token_bytes[batch[:, 1:]]
+        losses = token_nats(model, batch[:, :-1], batch[:, 1:]).view_as(sizes).float()
+        nats += torch.where(sizes > 0, losses, 0.0).sum(dtype=torch.float64).item()
+        scored += int(sizes.sum())
+    return nats / (math.log(2) * scored)

@@ -1,0 +1,269 @@
+"""Measures what this GPU really does, and writes down what train.py should use on it: attention backend, compile mode, device batch. Fixed.
+
+    python preflight.py [--quick]      prints one JSON object; the choices become defaults of train.py wherever the same data folder is used
+
+Every choice is measured: attention by the kernel that really ran (switches can be ignored silently), compile modes and batch by tokens a
+second. The matrix rate gives the floor below which a run on this machine is suspicious even when it is the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import train
+from corpora import DataError, find_corpus
+from device import NoBfloat16, choose_device, facts, preflight_file
+from peaks import peak_flops
+from prepare import LARGE, data_root
+
+ATTENTION_SHAPE = (16, 4, 2048, 128)  # batch, heads, tokens, head dimension: a slice of the default model
+MATRIX_SIZES = (4096, 8192)
+MIN_GAIN = 1.03  # another backend or batch must be this much faster than the plain one to be chosen
+FLOOR_SHARE = 0.15  # a default run reaches over 40 % of the matrix rate on an H200; a seventh is a broken path, not a slow model
+SLOW_MODE = 0.6  # a compile mode below this share of the best is refused by name
+
+
+@dataclass
+class Measured:
+    """One thing tried: its rate, or why it did not work."""
+
+    rate: float | None
+    unit: str
+    why: str | None = None
+    kernel: str | None = None
+
+
+def milliseconds(work: Callable[[], Any], seconds: float) -> float:
+    """Median time of `work` on the GPU, warmed up, over about `seconds`."""
+    work()
+    torch.cuda.synchronize()
+    times: list[float] = []
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until or len(times) < 3:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times)
+
+
+def matrix_rate(seconds: float) -> float:
+    """FLOP/s of the fastest square bfloat16 product on random numbers (on zeros a GPU draws less power and clocks higher)."""
+    best = 0.0
+    for size in MATRIX_SIZES:
+        a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        best = max(best, 2 * size**3 / (milliseconds(lambda a=a, b=b: a @ b, seconds) / 1e3))
+    return best
+
+
+def longest_kernel(work: Callable[[], Any]) -> str | None:
+    """Name of the GPU kernel that took most of the time of `work`: which one was meant is another matter."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        work()
+        torch.cuda.synchronize()
+    events = sorted(seen.key_averages(), key=lambda event: event.self_device_time_total, reverse=True)
+    return events[0].key[:120] if events else None
+
+
+def attention_backends(seconds: float) -> dict[str, Measured]:
+    """Forward and backward of causal attention by each backend, compiled as in the model."""
+    batch, heads, length, dim = ATTENTION_SHAPE
+    flops = 3.5 * 2 * batch * heads * length * length * dim  # 2 products forward, 5 backward, half of the square
+    results: dict[str, Measured] = {}
+    for name in ("default", *train.SDPA_BACKENDS):
+        if name == "math":  # writes the whole square: never the choice
+            continue
+        q, k, v = (torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        try:
+            torch._dynamo.reset()
+            attend = torch.compile(train.attend, dynamic=False)
+
+            def work(attend: Any = attend, q: Any = q, k: Any = k, v: Any = v, name: str = name) -> None:
+                attend(q, k, v, name).sum().backward()
+
+            rate = flops / (milliseconds(work, seconds) / 1e3)
+            results[name] = Measured(rate, "FLOP/s", kernel=longest_kernel(work))
+        except (RuntimeError, torch.OutOfMemoryError) as error:
+            results[name] = Measured(None, "FLOP/s", why=str(error).splitlines()[0][:200])
+    results.update(flex_attention(seconds, flops))
+    for package, module in (("flash-attention-3", "flash_attn_interface"), ("flash-attention-2", "flash_attn")):
+        results.update(installed_flash(package, module, seconds, flops))
+    return results
+
+
+def flex_attention(seconds: float, flops: float) -> dict[str, Measured]:
+    from torch.nn.attention.flex_attention import create_block_mask
+    from torch.nn.attention.flex_attention import flex_attention as flex
+
+    batch, heads, length, dim = ATTENTION_SHAPE
+    q, k, v = (torch.randn(batch, heads, length, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    try:
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device="cuda")
+        compiled = torch.compile(flex, dynamic=False)
+        rate = flops / (milliseconds(lambda: compiled(q, k, v, block_mask=mask).sum().backward(), seconds) / 1e3)
+        return {"flex": Measured(rate, "FLOP/s", kernel="flex_attention")}
+    except (RuntimeError, torch.OutOfMemoryError) as error:
+        return {"flex": Measured(None, "FLOP/s", why=str(error).splitlines()[0][:200])}
+
+
+def installed_flash(package: str, module: str, seconds: float, flops: float) -> dict[str, Measured]:
+    """A Flash-Attention package, when it is installed and its kernel runs here."""
+    import importlib
+
+    batch, heads, length, dim = ATTENTION_SHAPE
+    try:
+        attention = importlib.import_module(module).flash_attn_func
+    except (ImportError, OSError, AttributeError):
+        return {package: Measured(None, "FLOP/s", why="not installed")}
+    q, k, v = (torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    try:
+
+        def work() -> None:
+            out = attention(q, k, v, causal=True)
+            (out[0] if isinstance(out, tuple) else out).sum().backward()
+
+        return {package: Measured(flops / (milliseconds(work, seconds) / 1e3), "FLOP/s", kernel=longest_kernel(work))}
+    except (RuntimeError, TypeError) as error:  # the package imports and the kernel does not fit this GPU
+        return {package: Measured(None, "FLOP/s", why=str(error).splitlines()[0][:200])}
+
+
+@dataclass
+class Fit:
+    """The default model on this GPU under one compile mode and device batch."""
+
+    tokens_per_s: float | None
+    first_step_s: float | None
+    peak_gib: float | None
+    why: str | None = None
+
+
+def try_training(mode: str, attention: str, device_tokens: int, seconds: float) -> Fit:
+    """Train the default model on random tokens for about `seconds` after its first step."""
+    device = torch.device("cuda", 0)
+    preset, rows = train.PRESETS["cuda"], device_tokens // LARGE.seq_len
+    depth, width, values = preset["DEPTH"], preset["DEPTH"] * train.ASPECT_RATIO, train.VALUE_EMBEDDINGS
+    config = train.GPTConfig(LARGE.seq_len, LARGE.vocab_size, depth, width // preset["HEAD_DIM"], width, values, train.SOFTCAP)
+    plan = train.Plan(device, config, device_tokens, rows, mode, attention, train.LOSS or preset["LOSS"])
+    torch._dynamo.reset()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        with device:
+            model = train.GPT(config, attention, torch.bfloat16)
+            model.init_weights()
+            tokens = torch.randint(0, config.vocab_size, (rows, LARGE.seq_len + 1))
+        losses, optimizer = train.Losses(model, plan), train.MuonAdamW(model, compiled=mode in ("optimizer", "both"))
+
+        def step() -> None:
+            losses.mean(tokens[:, :-1], tokens[:, 1:]).backward()
+            optimizer.step(1.0, 0.0)
+            model.zero_grad(set_to_none=True)
+
+        started = time.perf_counter()
+        step()
+        torch.cuda.synchronize()
+        first = time.perf_counter() - started
+        ms = milliseconds(step, seconds)
+        return Fit(device_tokens / ms * 1e3, first, torch.cuda.max_memory_allocated() / 2**30)
+    except torch.OutOfMemoryError:
+        return Fit(None, None, None, why=f"{device_tokens} tokens at once do not fit in memory")
+    except RuntimeError as error:
+        return Fit(None, None, None, why=str(error).splitlines()[0][:200])
+
+
+def compile_modes(attention: str, seconds: float) -> dict[str, Fit]:
+    return {mode: try_training(mode, attention, 2**15, seconds) for mode in ("none", "optimizer", "model", "both")}
+
+
+def device_batches(mode: str, attention: str, seconds: float) -> dict[int, Fit]:
+    """Tokens a second from 8 rows up; memory is the bound, and speed decides."""
+    results: dict[int, Fit] = {}
+    tokens = 8 * LARGE.seq_len
+    while tokens <= 2**18:
+        results[tokens] = try_training(mode, attention, tokens, seconds)
+        if results[tokens].tokens_per_s is None:
+            break
+        tokens *= 2
+    return results
+
+
+def best(found: dict[Any, float], plain: Any) -> Any:
+    """The fastest choice; the plain one unless another is clearly faster."""
+    top = max(found, key=lambda name: found[name])
+    return top if plain not in found or found[top] > MIN_GAIN * found[plain] else plain
+
+
+def choose(attention: dict[str, Measured], modes: dict[str, Fit], batches: dict[int, Fit]) -> tuple[dict[str, Any], list[str]]:
+    """The defaults for train.py, and in words what was refused and why."""
+    rates = {name: m.rate for name, m in attention.items() if m.rate and name in ("default", *train.SDPA_BACKENDS)}
+    speeds = {mode: fit.tokens_per_s for mode, fit in modes.items() if fit.tokens_per_s}
+    fits = {tokens: fit.tokens_per_s for tokens, fit in batches.items() if fit.tokens_per_s}
+    choices: dict[str, Any] = {"ATTENTION": best(rates, "default") if rates else None, "COMPILE": best(speeds, "both") if speeds else None}
+    # the smallest batch that is as fast as the fastest: past the cliff larger is slower, and memory is worth having
+    choices["DEVICE_TOKENS"] = min((t for t in fits if fits[t] * MIN_GAIN > max(fits.values())), default=None)
+    refused = [f"compile mode {mode} runs, but at {speed:,.0f} of {max(speeds.values()):,.0f} tokens/s" for mode, speed in speeds.items()
+               if speed < SLOW_MODE * max(speeds.values())]  # fmt: skip
+    refused += [f"compile mode {mode} does not run: {fit.why}" for mode, fit in modes.items() if fit.why]
+    refused += [f"attention by {name} does not run: {m.why}" for name, m in attention.items() if m.why and m.why != "not installed"]
+    return choices, refused
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Everything, as the object that is printed and kept."""
+    device = choose_device()
+    known = facts(device)
+    if device.type == "cpu":
+        return {"v": 1, **known, "choices": {}, "refused": [], "note": "no GPU: train.py uses its CPU preset"}
+    seconds = 0.2 if quick else 1.0
+    rate = matrix_rate(seconds)
+    attention = attention_backends(seconds)
+    chosen_attention, _ = choose(attention, {}, {})
+    modes = {"both": try_training("both", "default", 2**15, seconds)} if quick else compile_modes("default", seconds)
+    working = {mode: fit.tokens_per_s for mode, fit in modes.items() if fit.tokens_per_s}
+    batches = {} if quick or not working else device_batches(best(working, "both"), chosen_attention["ATTENTION"] or "default", seconds)
+    choices, refused = choose(attention, modes, batches)
+    peak = peak_flops(str(known["gpu_name"]))
+    return {
+        "v": 1, **known, "matrix_flops": rate, "peak_flops": peak, "matrix_share_of_peak": None if peak is None else rate / peak,
+        "floor_flops": FLOOR_SHARE * rate, "attention": {name: vars(m) for name, m in attention.items()},
+        "compile": {mode: vars(fit) for mode, fit in modes.items()}, "device_batch": {str(t): vars(fit) for t, fit in batches.items()},
+        "choices": choices, "refused": refused, "total_memory_gib": torch.cuda.get_device_properties(device).total_memory / 2**30,
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure this GPU and keep the best settings for train.py.")
+    parser.add_argument("--quick", action="store_true", help="matrix rate and attention only, a fifth of the time each")
+    parser.add_argument("--data", type=Path, help="data folder (default: OVERNIGHT_DATA, else .data beside the corpus)")
+    arguments = parser.parse_args()
+    os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
+    try:
+        found = measure(arguments.quick)
+        folder = arguments.data or data_root(find_corpus())
+        folder.mkdir(parents=True, exist_ok=True)
+        path = preflight_file(folder, choose_device())
+        path.with_suffix(".part").write_text(json.dumps(found, indent=1), encoding="utf-8")
+        os.replace(path.with_suffix(".part"), path)
+    except (DataError, NoBfloat16, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({**found, "kept_in": str(path)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

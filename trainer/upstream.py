@@ -1,0 +1,62 @@
+"""Lays prepared data out the way karpathy/autoresearch reads it: the same shards, the same tokenizer, the same byte lengths. Fixed.
+
+    python upstream.py HOME_FOLDER     then run upstream with HOME=HOME_FOLDER; its own prepare.py finds everything prepared
+
+Only parquet corpora (OVERNIGHT_CORPUS=FOLDER of shards) can be shared, since upstream reads nothing else.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+from corpora import DataError, find_corpus
+from prepare import load_dataset
+
+UPSTREAM_BOS = "<|reserved_0|>"
+VALIDATION_SHARD = "shard_06542.parquet"  # the name upstream pins
+
+
+def lay_out(home: Path) -> str:
+    """Write `home`/.cache/autoresearch for the corpus in use; returns its data id. Raised: DataError."""
+    import tiktoken
+    import torch
+
+    corpus, dataset = find_corpus(), load_dataset()
+    if corpus.kind != "shards":
+        raise DataError(f"{corpus.root} holds no parquet shards, and upstream reads nothing else; name such a folder in OVERNIGHT_CORPUS")
+    cache = home / ".cache" / "autoresearch"
+    for name in ("data", "tokenizer"):
+        (cache / name).mkdir(parents=True, exist_ok=True)
+    for path in corpus.files:
+        link = cache / "data" / (VALIDATION_SHARD if path == corpus.files[-1] else path.name)
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.resolve())
+    saved = json.loads((dataset.folder / "tokenizer.json").read_text(encoding="utf-8"))
+    ranks = {base64.b64decode(token): rank for rank, token in enumerate(saved["tokens"])}
+    special = {UPSTREAM_BOS: dataset.bos}
+    encoding = tiktoken.Encoding(name="overnight", pat_str=saved["pattern"], mergeable_ranks=ranks, special_tokens=special)
+    (cache / "tokenizer" / "tokenizer.pkl").write_bytes(pickle.dumps(encoding))
+    torch.save(torch.from_numpy(np.array(dataset.token_bytes(), dtype=np.int32)), cache / "tokenizer" / "token_bytes.pt")
+    return dataset.data_id
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print("usage: OVERNIGHT_CORPUS=SHARDS python upstream.py HOME_FOLDER", file=sys.stderr)
+        return 2
+    try:
+        print(f"{lay_out(Path(sys.argv[1]))} laid out below {os.path.join(sys.argv[1], '.cache', 'autoresearch')}")
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
