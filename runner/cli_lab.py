@@ -193,12 +193,12 @@ def host_rows(lab: Lab, reports: dict[str, Any]) -> list[dict[str, Any]]:
             {
                 "name": policy.name,
                 "kind": policy.kind,
-                "state": host.state if host else "new",
+                "state": report.get("state") or (host.state if host else "new"),
                 "since_s": now - host.since if host else None,
                 "paused": bool(host and host.paused),
                 "drain": bool(host and host.drain),
                 "error": report.get("error", host.error if host else None),
-                "next": report.get("next"),
+                "next": report.get("next") or None,
                 "checks": report.get("checks", []),
                 "gpus": gpus.get(policy.name, []),
             }
