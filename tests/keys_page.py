@@ -20,7 +20,8 @@ SIGNS = {
 }
 TITLES = {
     "ControlRoom": "Everywhere", "Dashboard": "Dashboard", "RunsPage": "Runs", "RunPage": "A run", "WavesPage": "Waves",
-    "WavePage": "A wave", "HostsPage": "Hosts", "EventsPage": "Events", "LineagePage": "Lineage", "Table": "Tables", "GpuWall": "GPU panels", "LogPane": "Logs",
+    "WavePage": "A wave", "HostsPage": "Hosts", "EventsPage": "Events", "LineagePage": "Lineage", "Table": "Tables",
+    "GpuWall": "GPU panels", "LogPane": "Logs",
     "View": "Texts", "Confirm": "Questions",
 }
 
