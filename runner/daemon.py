@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from runner import dispatch, follow, reconcile, requests, telemetry
+from runner import dispatch, follow, reconcile, requests, telemetry, upkeep
 from runner.engines import make_engine
 from runner.engines.base import Engine
 from runner.errors import DaemonError, LabError, OvernightError, PolicyError
@@ -38,6 +38,7 @@ FLUSH_S = 1.0
 BEAT_S = 1.0
 POLICY_S = 2.0
 THIN_S = 600.0
+TIDY_S = 20.0
 WATCH_RUNS_S = 1.0
 LOG_BYTES = 8 << 20
 PROBES = 25
@@ -63,6 +64,7 @@ class Daemon:
         """Serve until told to stop; runs go on afterwards."""
         self.beat()
         self.roster.load()
+        upkeep.sweep_stages(self.roster)
         await self.sync_hosts()
         self.every("watch", WATCH_S, self.watch)
         self.every("look", 0.0, self.look)
@@ -71,6 +73,7 @@ class Daemon:
         self.every("beat", BEAT_S, self.beat_once)
         self.every("policy", POLICY_S, self.policy)
         self.every("thin", THIN_S, self.thin)
+        self.every("tidy", TIDY_S, self.tidy)
         self.every("watch runs", WATCH_RUNS_S, self.watch_runs)
         try:
             await self.stop.wait()
@@ -201,6 +204,9 @@ class Daemon:
         """Take over an edited hosts.toml that loosens nothing, and hosts that came or went."""
         self.roster.note("policy", self.lab.sync_policy())
         await self.sync_hosts()
+
+    async def tidy(self) -> None:
+        await upkeep.tidy(self.roster)
 
     async def thin(self) -> None:
         telemetry.thin(self.roster)

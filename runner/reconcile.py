@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from runner import follow, launch, reading, verbs, verifying
+from runner import follow, launch, reading, upkeep, verbs, verifying
 from runner.errors import HostError, OvernightError, RequestError
 from runner.records import GpuState, Outcome, Phase, Purpose, Severity, Stage
 from runner.research import classes, trust
@@ -214,6 +214,7 @@ def _finish(roster: Roster, track: Track, state: State, tail: str) -> None:
         roster.update(track, **fields)
         _flag_end(roster, track, status)
         _settle_gpu(roster, track, status)
+        upkeep.remember(roster, run.id)
         end(roster, track, fields["outcome"], ended_at=ended)
         roster.update(track, **trust.settled(roster.lab, track.run))
     track.points, track.facts = [], {}

@@ -12,6 +12,7 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
+from runner import upkeep
 from runner.engines import dirs
 from runner.errors import Refused
 from runner.records import Outcome, Phase, Purpose, Trust
@@ -39,6 +40,11 @@ def queue_check(lab: Lab, run: Run, request: Request) -> str:
     found = store.runs("purpose = 'verify' AND base_run = ? AND created_at >= ?", (run.id, request.created_at))
     if found:
         return found[-1].id
+    if run.id not in store.setting(upkeep.SETTING, []) and run.engine != "fake":
+        raise Refused(
+            f"{run.id} cannot be verified: its checkpoint was removed (keep_checkpoints = {lab.policy().limits.keep_checkpoints}).",
+            next_step="Repeat it, and verify the repeat.",
+        )
     why_not = _cannot(lab, run)
     if why_not:
         store.update_run(run.id, trust=Trust.UNVERIFIABLE, trust_why=why_not)

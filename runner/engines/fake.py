@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from runner.engines import simrun, surface
 from runner.engines.base import HostReport, Slot, Spec, State
 from runner.errors import EngineError, HostError, PolicyError
+from runner.onhost import rundirs
 
 if TYPE_CHECKING:
     from runner.lab import Lab
@@ -175,9 +176,9 @@ class FakeEngine:
         return [n for n in names if (self.lab.run_dir(run_id) / n).exists()]
 
     async def forget(self, run_id: str, host: str) -> None:
-        """Drop the run directory."""
+        """Drop the bulk of a run, as on this machine."""
         self.sims.pop(run_id, None)
-        shutil.rmtree(self.lab.run_dir(run_id), ignore_errors=True)
+        rundirs.forget_work(str(self.lab.run_dir(run_id)))
 
     # the simulated clock
 
