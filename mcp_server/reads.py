@@ -11,7 +11,7 @@ from pydantic import Field
 from mcp_server.answers import Answer, Output, Table, rounded
 from mcp_server.calls import Call
 from runner import compare, queries
-from runner.errors import BadValue
+from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.records import Run
 from runner.submitting import known_run
@@ -20,6 +20,7 @@ RunId = Annotated[str, Field(description="Run id, e.g. 'r0042'.", min_length=1, 
 Limit = Annotated[int, Field(description="Rows at most; the answer stays under 2,000 tokens all the same.", ge=1, le=200)]
 PageCursor = Annotated[str | None, Field(description="From the last answer, for the rows after it.", max_length=60)]
 FIRST_LOOK_S = 6.0
+MOST_ROWS = 80  # more never fit into an answer, and each costs its reading
 LIST_COLUMNS = ["id", "phase", "outcome", "val_bpb", "verdict", "wave", "changed", "hypothesis"]
 
 
@@ -147,9 +148,12 @@ def leaderboard(
     error, a badge when the gain is within noise, verdict and trust. Use it to choose what to build on and what to promote. Runs of
     other classes and budgets are not comparable and are listed as classes."""
     start = offset_of(cursor)
-    board = queries.leaderboard(call.lab, class_key=class_key, budget_s=budget_s, limit=start + limit + 1)
-    rows = board["rows"][start : start + limit]
-    more = len(board["rows"]) > start + limit
+    limit = min(limit, MOST_ROWS)
+    board = queries.leaderboard(call.lab, class_key=class_key, budget_s=budget_s, limit=limit, offset=start)
+    known = {c["class"] for c in board["classes"]}
+    if class_key is not None and known and class_key not in known:
+        raise UnknownName("class with results", class_key, [k for k in known if k], where="this lab")
+    rows = board["rows"]
     answer = Answer(
         facts={
             "class": board["class"],
@@ -162,11 +166,11 @@ def leaderboard(
     columns = ["rank", "id", "val_bpb", "gain", "gain_se", "badge", "verdict", "trust", "seeds", "params_m", "steps", "wave", "changed"]
 
     def cursor_at(shown: int) -> str | None:
-        return f"after:{start + shown}" if more or shown < len(rows) else None
+        return f"after:{start + shown}" if start + shown < board["total"] else None
 
     short = ("val_bpb", "gain", "gain_se")
     table = [[*(rounded(r[k], 6) if k in short else r[k] for k in keys), changed_words(r)] for r in rows]
-    answer.tables["ranked"] = Table(columns, table, cursor_at=cursor_at)
+    answer.tables["ranked"] = Table(columns, table, total=board["total"], cursor_at=cursor_at)
     if not start:
         if len(board["classes"]) > 1:
             answer.tables["classes"] = Table(
@@ -178,7 +182,7 @@ def leaderboard(
             )
         if board["unranked"]:
             answer.tables["unranked"] = Table(["id", "reason"], [[r["id"], r["reason"]] for r in board["unranked"]])
-    if not board["rows"]:
+    if not board["total"]:
         answer.next_step = "Nothing is ranked yet: run_experiment(purpose='baseline', seeds=3) gives the baseline and the noise floor."
     return answer
 

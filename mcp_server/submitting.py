@@ -8,9 +8,9 @@ from pydantic import Field, WithJsonSchema
 
 from mcp_server.answers import Answer, Table
 from mcp_server.calls import Call
-from runner import queries, verbs
+from runner import news, queries, verbs
 from runner.lab import Lab
-from runner.records import Submission, Submitted, WaveRequest
+from runner.records import GpuState, Phase, Submission, Submitted, WaveRequest
 
 VALUE_SCHEMA = {
     "anyOf": [
@@ -175,18 +175,19 @@ def submitted(call: Call, done: Submitted) -> Answer:
 
 def outlook(lab: Lab, run_ids: list[str]) -> str:
     """What will happen to these runs, in a few words: when the first can start and what stands in the way."""
-    state = queries.lab_state(lab)
-    waiting = [run.id for run in queries.queue(lab)]
+    waiting = news.queued_ids(lab)
     mine = [i for i in run_ids if i in waiting]
     if not mine:
-        asked = [i for i in run_ids if (run := lab.store.run(i)) is not None and run.phase == "proposed"]
+        asked = [i for i in run_ids if (run := lab.store.run(i)) is not None and run.phase == Phase.PROPOSED]
         return "waits for a human to approve it" if asked else "already past the queue"
-    if state.paused:
+    if lab.store.setting("queue_paused", False):
         return "waits: a human has paused the queue"
     place = waiting.index(mine[0]) + 1
-    if state.idle_gpus >= place:
+    gpus = queries.gpu_objects(lab)
+    idle = sum(gpu["state"] == GpuState.FREE for gpu in gpus)
+    if idle >= place:
         return "starts at once: a GPU is idle"
-    free = sorted(gpu["free_in_s"] for gpu in queries.gpu_objects(lab) if gpu.get("free_in_s") is not None)
-    if len(free) >= place - state.idle_gpus > 0:
-        return f"number {place} in the queue; a GPU for it is free in about {free[place - state.idle_gpus - 1]:.0f} s"
+    free = sorted(gpu["free_in_s"] for gpu in gpus if gpu["free_in_s"] is not None)
+    if len(free) >= place - idle:
+        return f"number {place} in the queue; a GPU for it is free in about {free[place - idle - 1]:.0f} s"
     return f"number {place} in the queue"

@@ -7,6 +7,7 @@ back.
 from __future__ import annotations
 
 import bisect
+import itertools
 import re
 import time
 from collections.abc import Iterable
@@ -116,11 +117,11 @@ def scope_of(lab: Lab, who: str, ids: list[str] | None, wave: str | None) -> Sco
 def first_cursor(lab: Lab, scope: Scope) -> Cursor:
     """Where a wait without a cursor begins: at nothing told; for all of the caller's runs, what ended more than an hour ago counts as
     told."""
-    told = Cursor(scope.name, ())
     if scope.name != "mine":
-        return told
-    fresh = set(news.recent_of(lab, scope.agent, time.time() - RECENT_S))
-    return told.with_told((n for n in range(1, news.newest_number(lab) + 1) if n not in fresh), fresh)
+        return Cursor(scope.name, ())
+    edges = [0, *sorted(news.recent_of(lab, scope.agent, time.time() - RECENT_S)), news.newest_number(lab) + 1]
+    between = tuple((a + 1, b - 1) for a, b in itertools.pairwise(edges) if b - a > 1)
+    return Cursor(scope.name, between)
 
 
 async def wait_for_results(

@@ -61,8 +61,28 @@ def unranked_reason(val_bpb: Any, trust: str | None, trust_why: str | None) -> s
     return trust_why if trust == Trust.CLAIMED else None
 
 
+STAMP = (
+    "count(*), max(seq), total(val_bpb), total(verified_bpb), total(length(trust_why)), "
+    "sum(seq * (trust IS 'verified')), sum(seq * (trust IS 'refuted')), sum(seq * (trust IS 'claimed')), sum(seq * (trust_why IS NULL))"
+)
+
+
 def collect(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[list[Group], list[Json]]:
-    """Groups of one scope, best first, and the completed runs that are not ranked."""
+    """Groups of one scope, best first, and the completed runs that are not ranked.
+
+    Kept with the lab until something that ranking reads has changed: a face asks every second and an agent with every call, and the stamp
+    costs a tenth of the grouping. Callers do not change what they get.
+    """
+    stamp = lab.store.tally(STAMP, f"{RANKED} AND class_key IS ? AND budget_s IS ?", (class_key, budget_s))[0]
+    kept = lab.memo.get(("ranking", class_key, budget_s))
+    if kept is None or kept[0] != stamp:
+        kept = lab.memo[("ranking", class_key, budget_s)] = (stamp, _grouped(lab, class_key, budget_s))
+    found: tuple[list[Group], list[Json]] = kept[1]
+    return found
+
+
+def _grouped(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[list[Group], list[Json]]:
+    """`collect` without the memory."""
     rows = lab.store.tally(
         "id, seq, effective_sha, val_bpb, purpose, trust, verified_bpb, trust_why",
         f"{RANKED} AND class_key IS ? AND budget_s IS ?",
@@ -85,6 +105,15 @@ def collect(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[li
     return sorted(groups.values(), key=lambda g: (g.mean, g.seqs[0])), unranked
 
 
+def _noise(lab: Lab, class_key: str | None, budget_s: float | None, groups: list[Group]) -> Noise:
+    """The noise floor of a scope, kept as long as `collect` keeps its groups."""
+    kept = lab.memo.get(("noise", class_key, budget_s))
+    if kept is None or kept[0] is not groups:
+        kept = lab.memo[("noise", class_key, budget_s)] = (groups, pooled(g.values for g in groups))
+    found: Noise = kept[1]
+    return found
+
+
 def gain_of(group: Group, baseline: Group | None, noise: Noise) -> tuple[float | None, float | None, str]:
     """(gain over the baseline, its standard error, badge): positive is better; badge is clear, within noise, unknown or baseline."""
     if baseline is None:
@@ -105,7 +134,7 @@ def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | Non
     known = scopes(lab)
     class_key, budget_s = scope_of(known, class_key, budget_s)
     groups, unranked = collect(lab, class_key, budget_s)
-    noise = pooled(g.values for g in groups)
+    noise = _noise(lab, class_key, budget_s, groups)
     baseline = baseline_of(groups)
     shown = [_row(lab, rank, group, baseline, noise) for rank, group in enumerate(groups[offset : offset + limit], offset + 1)]
     ladder = [

@@ -13,6 +13,7 @@ import stat
 import time
 import uuid
 from pathlib import Path
+from typing import Any
 
 from runner.errors import LabError, PolicyError
 from runner.policy import Policy, default_policy, load_policy, loosened
@@ -48,6 +49,7 @@ class Lab:
         self.store = store
         self._policy: Policy | None = None
         self._policy_stamp: tuple[int, int] | None = None
+        self.memo: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # what was derived, by name: (stamp of what it was derived from, value)
 
     @property
     def db_path(self) -> Path:

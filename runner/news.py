@@ -32,6 +32,11 @@ def newest_number(lab: Lab) -> int:
     return int(lab.store.tally("max(seq)")[0][0] or 0)
 
 
+def queued_ids(lab: Lab) -> list[str]:
+    """Ids of the queued runs, in the order in which they start."""
+    return [str(i) for (i,) in lab.store.tally("id", "phase = 'queued' ORDER BY priority DESC, seq")]
+
+
 def baseline_bpb(lab: Lab, class_key: str | None, budget_s: float) -> float | None:
     """Mean val_bpb of the first baseline source of a class at a budget, over its completed runs; None when it has none."""
     scope = "class_key IS ? AND budget_s = ? AND outcome = 'completed' AND val_bpb IS NOT NULL"

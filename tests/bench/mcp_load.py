@@ -2,8 +2,8 @@
 
     python -m tests.bench.mcp_load [--runs 10000] [--rounds 60]
 
-Budget: submit p99 ≤ 100 ms, reads p99 ≤ 50 ms, no answer above 8,000 characters (2,000 tokens). Each client calls every tool in turn as fast
-as it is answered, in both protocol eras, through the SDK's own client; the clients share one process of their own.
+Budget: submit p99 ≤ 100 ms, reads p99 ≤ 50 ms, no answer above 8,000 characters (2,000 tokens). Each client calls every tool in turn as
+fast as it is answered, in both protocol eras, through the SDK's own client; the clients share one process of their own.
 """
 
 from __future__ import annotations
