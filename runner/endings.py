@@ -154,6 +154,9 @@ def _own_end(status: dict[str, Any], run: Run, lines: list[str], error: tuple[st
         return Outcome.DIVERGED, "nan" if _NAN_SUMMARY.search(tail) else "diverged", "Its loss became NaN or larger than 100."
     if error:
         return Outcome.CRASHED, *_external(error[0], error[1] or _SAID.get(error[0], error[0]), status, tail)
+    if status.get("log_error") == "ENOSPC":     # its last words had no room either
+        outcome = Outcome.NO_RESULT if clean_exit else Outcome.CRASHED
+        return outcome, "disk_full", f"The host's disk was full; {status.get('log_dropped') or 0} bytes of its output were lost."
     if clean_exit:
         return Outcome.NO_RESULT, "no_summary", "It exited with code 0 and printed no val_bpb."
     exception = _exception(lines)

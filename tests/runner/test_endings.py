@@ -132,3 +132,11 @@ def test_last_lines_are_clean_and_short() -> None:
     assert lines[0].startswith("step 00299")
     assert lines[1] == "red [bold]x[/bold]"
     assert max(map(len, lines)) <= 300
+
+
+def test_a_disk_too_full_for_the_last_words_is_named_by_the_supervisor() -> None:
+    full = {"log_error": "ENOSPC", "log_dropped": 812}
+    assert outcome(ended(1, **full), "step 1\n") == ("crashed", "disk_full")
+    assert outcome(ended(None, 7, **full)) == ("crashed", "disk_full")
+    assert outcome(ended(0, **full)) == ("no_result", "disk_full")
+    assert outcome(ended(0, **full), val_bpb=0.99) == ("completed", None)

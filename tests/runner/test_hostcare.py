@@ -50,7 +50,7 @@ async def engines(net: Net, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[An
     for engine in made:
         await engine.close()
     for host in net.hosts:
-        shutil.rmtree(host.work, ignore_errors=True)
+        host.heal()
 
 
 class TestOnHosts:

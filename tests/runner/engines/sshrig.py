@@ -150,6 +150,20 @@ class SshHost:
                         found.append(int(name))
         return found
 
+    def kill_rest(self) -> None:
+        """End everything that is not sshd."""
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                if not Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                    os.kill(pid, signal.SIGKILL)
+
+    def heal(self) -> None:
+        """As it was at the start of a test."""
+        self.kill_rest()
+        for card in list(self.nvml.cards):
+            self.nvml.card(card, lost=None, hang=None, used=500, procs="")
+        shutil.rmtree(self.work, ignore_errors=True)
+
     def kill_sshd(self) -> None:
         """kill -9 of the listener and of all sessions; what they started goes on."""
         for pid in self.pids("sshd"):

@@ -107,12 +107,7 @@ async def far(net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asyn
     for engine in engines:
         await engine.close()
     for host in net.hosts:
-        for pid in host.pids():
-            if Path(f"/proc/{pid}/comm").exists() and not Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
-                os.kill(pid, 9)
-        for card in list(host.nvml.cards):
-            host.nvml.card(card, lost=None, hang=None, used=500, procs="")
-        shutil.rmtree(host.work, ignore_errors=True)
+        host.heal()
 
 
 async def test_a_run_from_start_to_end(far: Any) -> None:
