@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MAX_LAUNCHES = 3  # an engine that refuses a run so often is not asked again
 BACK_OFF_S = 5.0
 SETTLING_S = 8.0  # hosts need a moment after a start before a run may be called impossible to place
+COUNT_S = 5.0  # summing up the hours of all runs reads the whole table
 log = logging.getLogger("overnight.dispatch")
 Spawn = Callable[[Coroutine[Any, Any, None], str], object]
 
@@ -36,6 +37,7 @@ class Dispatcher:
         self.store = roster.store
         self.spawn = spawn
         self.started = time.monotonic()
+        self.counted_at, self.gpu_hours = float("-inf"), 0.0
         self.impossible = {f.subject for f in self.store.flags() if f.kind == "cannot_place"}
 
     async def look(self) -> None:
@@ -62,7 +64,7 @@ class Dispatcher:
             elif phase in (Phase.QUEUED, Phase.PROPOSED):
                 self._close(run_id, Outcome.CANCELLED, "cancelled before it started")
         for run_id, approval, why in store.tally(
-            "id, approval, approval_why", "phase = 'proposed' AND approval IN ('approved', 'declined', 'none')"
+            "id, approval, approval_why", "phase != 'ended' AND phase = 'proposed' AND approval IN ('approved', 'declined', 'none')"
         ):
             if approval == "declined":
                 self._close(run_id, Outcome.DECLINED, why or "declined")
@@ -82,7 +84,8 @@ class Dispatcher:
         store = self.store
         paused_agents = set(store.setting("paused_agents", []))
         rows = store.tally(
-            "id, priority, seq, gpu_type, want_host, agent", "phase = 'queued' AND wanted = 'run' ORDER BY priority DESC, seq"
+            "id, priority, seq, gpu_type, want_host, agent",
+            "phase != 'ended' AND phase = 'queued' AND wanted = 'run' ORDER BY priority DESC, seq",
         )
         wishes = [
             scheduler.Wish(r, (-p, seq), gpu_type, host, f"its agent {agent} is paused" if agent in paused_agents else None)
@@ -102,9 +105,11 @@ class Dispatcher:
         """Why nothing may start any more: a limit of the policy is used up."""
         limits = self.roster.lab.policy().limits
         if limits.max_gpu_hours is not None:
-            used = float(self.store.tally("coalesce(sum(wall_s), 0)")[0][0]) / 3600
-            if used >= limits.max_gpu_hours:
-                return f"the GPU hours are used up ({used:.1f} of {limits.max_gpu_hours:g})"
+            if time.monotonic() - self.counted_at > COUNT_S:
+                self.counted_at = time.monotonic()
+                self.gpu_hours = float(self.store.tally("coalesce(sum(wall_s), 0)")[0][0]) / 3600
+            if self.gpu_hours >= limits.max_gpu_hours:
+                return f"the GPU hours are used up ({self.gpu_hours:.1f} of {limits.max_gpu_hours:g})"
         began = self.store.setting("night_started_at")
         if limits.max_wall_hours is not None and began is not None and time.time() - float(began) >= limits.max_wall_hours * 3600:
             return f"the night is over ({limits.max_wall_hours:g} hours)"

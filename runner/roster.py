@@ -87,7 +87,7 @@ class Roster:
     def load(self) -> None:
         """Take up live rows and quarantined GPUs as the database has them."""
         phases = ", ".join(f"'{p}'" for p in LIVE_PHASES)
-        for run in self.store.runs(f"phase IN ({phases})"):
+        for run in self.store.runs(f"phase != 'ended' AND phase IN ({phases})"):
             self.track(run)
         self.kept_states = {g.uuid: g for g in self.store.gpus()}
 

@@ -18,7 +18,7 @@ from runner.errors import OvernightError, RequestError
 from runner.health import Finding, LabView, View
 from runner.lab import Lab
 from runner.mfu import mfu_percent
-from runner.records import Gpu, GpuState, Json, Outcome, Phase, Purpose, Run, Severity
+from runner.records import Gpu, GpuState, Json, Outcome, Purpose, Run, Severity
 from runner.research import classes, promotion, pruning, trust
 from runner.research.noise import gain, pooled
 
@@ -74,7 +74,7 @@ class Watch:
     def tick(self) -> list[Stop]:
         """One round; returns the runs that the policy wants stopped, with reason and evidence."""
         now, store = self.clock(), self.lab.store
-        live = [r for r in store.active_runs() if r.phase == Phase.RUNNING]
+        live = store.runs("phase != 'ended' AND phase = 'running'")  # both, so that the index of live runs serves
         gpus = {g.uuid: g for g in store.gpus()}
         stops = self._prune(live, now)
         due = [r for r in live if now - self.looked.get(r.id, 0.0) >= LOOK_EVERY_S]
