@@ -62,10 +62,10 @@ class Dashboard(Page):
     DEFAULT_CSS = """
     Dashboard #lists { height: 1fr; }
     Dashboard #queue { width: 2fr; }
-    Dashboard #board { width: 3fr; }
-    Dashboard #events { width: 2fr; display: none; }
+    Dashboard #board { width: 3fr; margin-left: 1; }
+    Dashboard #events { width: 2fr; margin-left: 1; display: none; }
     Dashboard.-stacked #lists { layout: vertical; }
-    Dashboard.-stacked #queue, Dashboard.-stacked #board { width: 100%; height: 1fr; }
+    Dashboard.-stacked #queue, Dashboard.-stacked #board { width: 100%; height: 1fr; margin-left: 0; }
     Dashboard.-events #events { display: block; }
     """
 

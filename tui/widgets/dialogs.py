@@ -38,8 +38,6 @@ class Box(Vertical):
     Box .wrong { color: $text-error; }
     Box Input { border: none; height: 1; padding: 0 1; background: $surface-lighten-1; margin: 0 0 1 0; }
     Box Lines { height: auto; max-height: 24; border: none; background: $surface; }
-    Confirm, Form, KeysPage { align: center middle; background: $background 40%; }
-    Confirm Box { border: round $error; border-title-color: $text-error; }
     """
 
     def __init__(self, title: str) -> None:
@@ -50,6 +48,10 @@ class Box(Vertical):
 class Confirm(ModalScreen[bool]):
     """Asks before something is lost; `True` only after `y`."""
 
+    DEFAULT_CSS = """
+    Confirm { align: center middle; background: $background 40%; }
+    Confirm Box { border: round $error; border-title-color: $text-error; }
+    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", "yes"),
         Binding("n,escape,q,enter", "answer(False)", "cancel"),
@@ -89,6 +91,7 @@ class Field:
 class Form(ModalScreen[dict[str, str] | None]):
     """Lines to type; Enter on the last sends, Esc leaves. `check` refuses with a sentence that stays in the box."""
 
+    DEFAULT_CSS = "Form { align: center middle; background: $background 40%; }"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "cancel")]
 
     def __init__(
@@ -137,6 +140,7 @@ class Form(ModalScreen[dict[str, str] | None]):
 class KeysPage(ModalScreen[None]):
     """Every key that works here, made from the bindings themselves."""
 
+    DEFAULT_CSS = "KeysPage { align: center middle; background: $background 40%; }"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "leave", "close")]
 
     def __init__(self, title: str, lines: list[Line]) -> None:

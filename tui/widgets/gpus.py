@@ -93,8 +93,9 @@ def stage_text(gpu: Row) -> Span:
     """What the GPU is doing, in a word."""
     run = gpu.get("run_object") or {}
     if gpu.get("run"):
-        word = STAGES.get(str(run.get("stage")), "") or safe(run.get("phase") or "run", 12)
-        return (word, "warn" if run.get("phase") == "unreachable" else "")
+        if run.get("phase") == "unreachable":
+            return ("no contact", "warn")
+        return (STAGES.get(str(run.get("stage")), "") or safe(run.get("phase") or "run", 12), "")
     state = safe(gpu.get("state"), 12)
     return ("idle" if state == "free" else state, GPU_GLYPHS.get(str(gpu.get("state")), ("", ""))[1])
 
@@ -151,9 +152,9 @@ COLUMNS = [
     Column("mem", "memory", 9, lambda g: (memory_text(g), ""), "right", drop=2),
     Column("power", "power", 9, lambda g: (power_text(g), ""), "right", drop=2),
     Column("temp", "heat", 5, heat, "right", drop=1, order=lambda g: _sample(g).get("temp_c")),
-    Column("figure", "figure", 11, lambda g: (figure(g["run_object"]) if g.get("run_object") else "", ""), drop=5),
+    Column("figure", "figure", 11, lambda g: (figure(g["run_object"]), "") if g.get("run_object") else note(g), drop=5, flex=True),
     Column("tok", "tok/s", 6, lambda g: (rate(g.get("tok_s")), ""), "right", drop=8),
-    Column("note", "", 4, note, drop=9, flex=True),
+    Column("note", "", 9, lambda g: note(g) if g.get("run_object") else ("", ""), drop=9, flex=True),
 ]
 
 

@@ -34,10 +34,10 @@ class View(ScrollView, can_focus=True):
         & > .view--good { color: $text-success; }
         & > .view--warn { color: $text-warning; }
         & > .view--bad { color: $text-error; text-style: bold; }
-        & > .view--muted { color: $text-muted; }
+        & > .view--muted { color: $foreground 58%; }
         & > .view--accent { color: $text-accent; }
         & > .view--strong { text-style: bold; }
-        & > .view--head { color: $text-muted; text-style: underline; }
+        & > .view--head { color: $foreground 58%; text-style: italic; }
         & > .view--title { color: $text-accent; text-style: bold; }
         & > .view--key { color: $text-accent; text-style: bold; }
         & > .view--bar { color: $success; }
@@ -109,11 +109,19 @@ class View(ScrollView, can_focus=True):
     def _style(self, word: str) -> Style:
         found = self._styles_by_word.get(word)
         if found is None:
-            found = self.get_component_rich_style(f"view--{word}", partial=True)
-            if word != "cursor":
-                found = Style(color=found.color, bold=found.bold, underline=found.underline)
+            found = self._themed(word)
             self._styles_by_word[word] = found
         return found
+
+    def _themed(self, word: str) -> Style:
+        """A style word in the colours of the theme; a share of the foreground is blended here, for a row is drawn without layers."""
+        styles, base = self.get_component_styles(f"view--{word}"), self.background_colors[1]
+        rich = styles.partial_rich_style
+        if word == "cursor":
+            return Style(bgcolor=rich.bgcolor, bold=rich.bold)
+        ansi = styles.color.ansi is not None
+        color = rich.color if ansi or not styles.has_rule("color") else base.blend(styles.color, styles.color.a).rich_color
+        return Style(color=color, bold=rich.bold, italic=rich.italic)
 
     def notify_style_update(self) -> None:
         """A theme or the focus changed: what was drawn and the cached styles are void."""
