@@ -6,6 +6,8 @@ MFU = FLOPs per token × tokens per second ÷ dense BF16 peak with FP32 accumula
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from runner.policy import Policy
 from runner.records import Run
 from runner.text import finite
@@ -22,6 +24,11 @@ def peak_of(gpu_name: str | None, policy: Policy | None = None) -> float | None:
         for name, value in policy.peaks.items():
             if name.lower() in gpu_name.lower():
                 return value
+    return _table_peak(gpu_name)
+
+
+@lru_cache(maxsize=256)
+def _table_peak(gpu_name: str) -> float | None:
     peak: float | None = peak_flops(gpu_name)
     return peak
 

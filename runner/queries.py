@@ -281,14 +281,17 @@ def _slice(path: Path, offset: int | None, limit: int) -> tuple[bytes, int]:
         return file.read(limit), size
 
 
-def gpu_objects(lab: Lab) -> list[Json]:
-    """The GPU object of FORMAT.md section 5 for each GPU of a host that is in use."""
-    now = time.time()
-    return [_gpu_object(lab, gpu, now) for gpu in lab.store.gpus()]
+def gpu_objects(lab: Lab, runs: Iterable[Run] = ()) -> list[Json]:
+    """The GPU object of FORMAT.md section 5 for each GPU of a host that is in use; `runs` are read already."""
+    now, known = time.time(), {run.id: run for run in runs}
+
+    def run_of(gpu: Gpu) -> Run | None:
+        return None if gpu.run_id is None else known.get(gpu.run_id) or lab.store.run(gpu.run_id)
+
+    return [_gpu_object(lab, gpu, run_of(gpu), now) for gpu in lab.store.gpus()]
 
 
-def _gpu_object(lab: Lab, gpu: Gpu, now: float) -> Json:
-    run = lab.store.run(gpu.run_id) if gpu.run_id else None
+def _gpu_object(lab: Lab, gpu: Gpu, run: Run | None, now: float) -> Json:
     sample = gpu.telemetry
     at = sample.get("at") if sample else None
     return {

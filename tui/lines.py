@@ -119,19 +119,26 @@ def changed_columns(old: Line | None, new: Line, width: int) -> tuple[int, int] 
         return (0, width)
     if old.spans == new.spans:
         return None
-    start = _common(old.spans, new.spans)
-    same_length = old.width == new.width
-    end = width - _common(old.spans[::-1], new.spans[::-1]) - max(0, width - new.width) if same_length else width
+    start = _common(old.spans, new.spans, 1)
+    same_length = old.width == new.width == width
+    end = width - _common(old.spans[::-1], new.spans[::-1], -1) if same_length else width
     return (start, end) if start < end else (start, width)
 
 
-def _common(a: Sequence[Span], b: Sequence[Span]) -> int:
-    """Cells of the spans that two rows share from the left."""
+def _common(a: Sequence[Span], b: Sequence[Span], step: int) -> int:
+    """Cells that two rows share from the left (step 1), or from the right with the spans given backwards (step -1)."""
     cells = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
+    for (x, x_style), (y, y_style) in zip(a, b, strict=False):
+        if x_style != y_style:
             return cells
-        cells += cell_len(x[0])
+        if x != y:
+            same = 0
+            for p, q in zip(x[::step], y[::step], strict=False):
+                if p != q:
+                    break
+                same += 1
+            return cells + cell_len(x[:same] if step == 1 else x[len(x) - same :])
+        cells += cell_len(x)
     return cells
 
 

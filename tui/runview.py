@@ -14,7 +14,7 @@ from runner.text import clean
 
 from .chart import Series, draw
 from .lines import Line, fit, safe, spark
-from .words import TRUST, clock, number, rate, run_state, short_gpu, value_text
+from .words import TRUST, age, clock, number, rate, run_state, short_gpu, value_text
 
 LOG_BYTES = 200_000
 LOG_LINES = 1500
@@ -285,7 +285,7 @@ def audit_lines(events: tuple[Event, ...], now: float) -> list[Line]:
         return [Line(("nobody did anything to this run", "muted"))]
     return [
         Line(
-            (fit(clock(now - e.at), 6, "right") + "  ", "muted"),
+            (fit(age(now - e.at), 6, "right") + "  ", "muted"),
             (fit(safe(e.who, 20), 14), ""),
             (fit(safe(e.verb, 20), 12), "accent"),
             (safe(e.why or "", 300), ""),

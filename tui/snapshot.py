@@ -18,10 +18,12 @@ from typing import Any, Protocol
 from runner import queries
 from runner.errors import OvernightError
 from runner.lab import Lab, open_lab
-from runner.records import Event, Flag, Host, Json, Wave
+from runner.records import Event, Flag, Host, Json, Phase, Wave
 
 HISTORY = 240
-SETTLE_S = 5.0  # the leaderboard is ranked again at most so often while only progress moves
+CELL_S = 5  # readings in one cell of a history
+SHOWN = 200  # rows of the leaderboard
+SETTLE_S = 10.0  # the leaderboard is ranked anew at least so often while runs move
 
 Loader = Callable[[Lab], Any]
 Deliver = Callable[["Snapshot"], None]
@@ -95,6 +97,7 @@ class Reader:
         self._lock = threading.Lock()
         self._views: dict[str, Loader] = {}
         self._history: dict[str, deque[float | None]] = {}
+        self._filling: dict[str, list[float | None]] = {}
         self._lab: Lab | None = None
         self._identity: tuple[int, int] | None = None
         self._version: int | None = None
@@ -119,7 +122,6 @@ class Reader:
     def choose(self, class_key: str | None, budget_s: float | None) -> None:
         """Rank this class and budget from now on."""
         self.class_key, self.budget_s = class_key, budget_s
-        self._settled = (None, 0.0)
         self.poke()
 
     def watch(self, name: str, load: Loader) -> None:
@@ -192,18 +194,18 @@ class Reader:
         if not moved and self._last.seen and self._last.problem is None:
             state = queries.lab_state(lab)
             return replace(self._last, at=now, state=state, views=self._load(lab, moved), history=self._remember(self._last.gpus))
-        store = lab.store
-        gpus = tuple(queries.gpu_objects(lab))
-        live = {str(o["id"]): o for o in queries.run_objects(lab, queries.live_runs(lab))}
-        queue = tuple(queries.run_objects(lab, queries.queue(lab)))
+        store, state = lab.store, queries.lab_state(lab)
+        active = store.active_runs()
+        objects = list(zip(active, queries.run_objects(lab, active), strict=True))
+        gpus = tuple(queries.gpu_objects(lab, active))
         return Snapshot(
             at=now,
             lab=str(lab.path),
-            state=queries.lab_state(lab),
+            state=state,
             gpus=gpus,
-            live=live,
-            queue=queue,
-            board=self._board(lab, now),
+            live={run.id: o for run, o in objects if run.live},
+            queue=tuple(sorted((o for run, o in objects if not run.live), key=lambda o: o["phase"] == Phase.PROPOSED)),
+            board=self._board(lab, state, now),
             hosts=tuple(store.hosts()),
             flags=tuple(store.flags()),
             events=tuple(store.events(limit=50)),
@@ -212,21 +214,29 @@ class Reader:
             views=self._load(lab, moved),
         )
 
-    def _board(self, lab: Lab, now: float) -> Json | None:
-        """The leaderboard; ranked again when a run ended or was judged, or a flag moved, not on every progress line."""
-        stamp = lab.store.tally("count(*), max(ended_at), max(verdict_at), count(verified_bpb)", "phase = 'ended'")
-        if self._settled[0] != stamp or now - self._settled[1] > 12 * SETTLE_S:
+    def _board(self, lab: Lab, state: queries.LabState, now: float) -> Json | None:
+        """The leaderboard; ranked again when a run ended or somebody did something, and now and then for what the daemon verified."""
+        stamp = (state.ended, state.completed, lab.store.tally("max(id)", table="events"), self.class_key, self.budget_s)
+        if self._settled[0] != stamp or now - self._settled[1] > SETTLE_S:
             self._settled = (stamp, now)
-            return queries.leaderboard(lab, class_key=self.class_key, budget_s=self.budget_s, limit=200)
+            return queries.leaderboard(lab, class_key=self.class_key, budget_s=self.budget_s, limit=SHOWN)
         return self._last.board
 
     def _remember(self, gpus: tuple[Json, ...]) -> dict[str, tuple[float | None, ...]]:
+        """Means over CELL_S readings each, the newest one still filling: a history that moves every second costs a repaint every second."""
         for gpu in gpus:
             past = self._history.setdefault(str(gpu["uuid"]), deque(maxlen=HISTORY))
+            filling = self._filling.setdefault(str(gpu["uuid"]), [])
             value = gpu.get("mfu_percent")
             if value is None:
                 value = (gpu.get("sample") or {}).get("util_pct")
-            past.append(value)
+            if not filling:
+                past.append(None)
+            filling.append(value)
+            known = [v for v in filling if v is not None]
+            past[-1] = sum(known) / len(known) if known else None
+            if len(filling) >= CELL_S:
+                filling.clear()
         return {uuid: tuple(past) for uuid, past in self._history.items()}
 
     def _load(self, lab: Lab, moved: bool) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from runner.records import Event, Flag
 
 from .lines import Span, safe
 from .widgets.table import Column, Row
-from .words import TRUST, VERDICTS, clock, number, plural, run_state, short_gpu, value_text
+from .words import TRUST, VERDICTS, age, number, plural, run_state, short_gpu, value_text
 
 BADGES = {"clear": ("clear", "good"), "within noise": ("noise", "warn"), "unknown": ("?", "muted"), "baseline": ("base", "accent")}
 
@@ -93,7 +93,7 @@ QUEUE = [
     Column("gpu", "wants", 8, lambda r: (safe(r.get("gpu_type") or r.get("host") or "any", 30), "muted"), drop=4),
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), drop=3),
     Column("what", "what", 12, what, flex=True),
-    Column("age", "age", 5, lambda r: (clock(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=2),
+    Column("age", "age", 5, lambda r: (age(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=2),
 ]
 
 BOARD = [
@@ -133,11 +133,11 @@ RUNS = [
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), order=lambda r: str(r.get("wave")), drop=4),
     Column("agent", "by", 10, words("agent", 30, "muted"), order=lambda r: str(r.get("agent")), drop=9),
     Column("what", "what", 14, what, flex=True),
-    Column("age", "age", 5, lambda r: (clock(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=3),
+    Column("age", "age", 5, lambda r: (age(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=3),
 ]
 
 EVENTS = [
-    Column("age", "ago", 5, lambda r: (clock(r.get("age_s")), "muted"), "right", order=order("age_s")),
+    Column("age", "ago", 5, lambda r: (age(r.get("age_s")), "muted"), "right", order=order("age_s")),
     Column("who", "who", 8, words("who", 40, "muted"), order=lambda r: str(r.get("who"))),
     Column("verb", "what", 12, lambda r: (safe(r.get("verb"), 30), str(r.get("style") or "")), order=lambda r: str(r.get("verb"))),
     Column("subject", "subject", 8, words("subject", 40, "strong"), order=lambda r: str(r.get("subject"))),
@@ -152,17 +152,17 @@ WAVES = [
     Column("factors", "factors", 20, lambda r: (factor_text(r), ""), flex=True),
     Column("title", "title", 14, lambda r: (safe(r.get("title") or r.get("hypothesis") or "", 200), "muted"), flex=True, drop=1),
     Column("agent", "by", 10, words("agent", 30, "muted"), drop=4),
-    Column("age", "age", 5, lambda r: (clock(r.get("age_s")), "muted"), "right", drop=3),
+    Column("age", "age", 5, lambda r: (age(r.get("age_s")), "muted"), "right", drop=3),
 ]
 
 HOSTS = [
     Column("name", "host", 14, words("name", 30, "strong"), order=lambda r: str(r.get("name"))),
     Column("kind", "kind", 5, words("kind", 10, "muted"), drop=3),
     Column("state", "state", 10, lambda r: host_state(r), order=lambda r: str(r.get("state"))),
-    Column("since", "since", 6, lambda r: (clock(r.get("since_s")), "muted"), "right", drop=2),
+    Column("since", "since", 6, lambda r: (age(r.get("since_s")), "muted"), "right", drop=2),
     Column("gpus", "GPUs", 5, lambda r: (f"{number(r.get('busy'))}/{number(r.get('gpus'))}", ""), "right"),
     Column("disk", "disk", 8, lambda r: (number((r.get("disk_free_mib") or 0) / 1024 or None, 0, " GiB"), ""), "right", drop=1),
-    Column("checked", "checked", 8, lambda r: (clock(r.get("checked_s")), "muted"), "right", drop=4),
+    Column("checked", "checked", 8, lambda r: (age(r.get("checked_s")), "muted"), "right", drop=4),
     Column("error", "", 10, lambda r: (safe(r.get("error") or "", 300), "bad"), flex=True),
 ]
 

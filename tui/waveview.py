@@ -13,7 +13,7 @@ from runner.research.effects import Analysis
 from runner.research.waves import HeatMap, analyse_wave, heat_map
 
 from .lines import Line, Span, crop, fit, safe
-from .words import clock, number, plural, value_text
+from .words import age, number, plural, value_text
 
 SHADES = " ░▒▓█"
 CELL = 9
@@ -65,7 +65,7 @@ def heading(view: WaveView, now: float, width: int) -> list[Line]:
     done = Line((f"{safe(wave['id'], 12)} ", "title"), (safe(wave.get("title") or wave.get("kind"), 80), "strong"))
     done.add(f"   {wave['ended']}/{wave['total']} ended, {wave['running']} live, {wave['queued']} waiting", "")
     done.add(f"   best {number(wave.get('best'), 6)}", "good").add(
-        f"   by {safe(wave.get('agent'), 40)} {clock(now - wave['created_at'])} ago", "muted"
+        f"   by {safe(wave.get('agent'), 40)} {age(now - wave['created_at'])} ago", "muted"
     )
     out = [done.fitted(width)]
     if wave.get("hypothesis"):

@@ -58,6 +58,13 @@ def clock(seconds: float | None) -> str:
     return f"{s // 86400}d{s % 86400 // 3600:02d}h"
 
 
+def age(seconds: float | None) -> str:
+    """How old something is, in one unit below a day: `52s`, `9m`, `1h05`; an age that ticks every second is repainted every second."""
+    if seconds is None or not math.isfinite(seconds) or not 60 <= seconds < 3600:
+        return clock(seconds)
+    return f"{int(seconds) // 60}m"
+
+
 def number(value: Any, digits: int = 0, unit: str = "") -> str:
     """A finite number with its unit, else `-`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

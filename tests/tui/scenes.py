@@ -9,6 +9,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -453,7 +454,7 @@ class Still:
             for uuid, past in self._reader._history.items():
                 if len(past) < 2:  # a screen that just opened has no history; pictures show one
                     past.extendleft(_past(uuid, past[-1] if past else None))
-            self._deliver(snapshot if not self._reader._history else _with_history(snapshot, self._reader))
+            self._deliver(replace(snapshot, history={u: tuple(p) for u, p in self._reader._history.items()}))
 
     def watch(self, name: str, load: Loader) -> None:
         """Read it as well."""
@@ -467,19 +468,12 @@ class Still:
     def choose(self, class_key: str | None, budget_s: float | None) -> None:
         """Rank another class."""
         self._reader.class_key, self._reader.budget_s = class_key, budget_s
-        self._reader._settled = (None, 0.0)
         self.poke()
 
 
 def _past(uuid: str, last: float | None) -> list[float | None]:
     rng = random.Random(uuid)
     return [None if last is None or last == 0 else last * (1 - 0.08 * rng.random()) for _ in range(60)]
-
-
-def _with_history(snapshot: Snapshot, reader: Reader) -> Snapshot:
-    from dataclasses import replace
-
-    return replace(snapshot, history={u: tuple(p) for u, p in reader._history.items()})
 
 
 def clock(at: float = NOW) -> Callable[[], float]:

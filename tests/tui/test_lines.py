@@ -36,7 +36,7 @@ def test_only_the_columns_that_differ_are_dirty() -> None:
     old = Line(("GPU 0 ", ""), ("12%", "good"), (" done", "")).fitted(20)
     assert changed_columns(old, Line(("GPU 0 ", ""), ("12%", "good"), (" done", "")).fitted(20), 20) is None
     start, end = changed_columns(old, Line(("GPU 0 ", ""), ("13%", "good"), (" done", "")).fitted(20), 20) or (0, 0)
-    assert (start, end) == (6, 9)
+    assert (start, end) == (7, 8)
     assert changed_columns(None, old, 20) == (0, 20)
     cursor = Line(*old.spans, style="cursor")
     assert changed_columns(old, cursor, 20) == (0, 20)

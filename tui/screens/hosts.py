@@ -20,7 +20,7 @@ from ..widgets.dialogs import Confirm
 from ..widgets.gpus import COLUMNS
 from ..widgets.table import Table
 from ..widgets.view import Lines
-from ..words import clock
+from ..words import age
 from .page import PAGE_KEYS, Page
 
 
@@ -187,7 +187,7 @@ def host_lines(row: Mapping[str, Any], requests: list[Request], now: float) -> l
         style = "bad" if request.state == "failed" else "good" if request.state == "done" else "accent"
         out.append(
             Line(
-                (f"{safe(request.verb, 20)} {safe(request.state, 10)} {clock(now - request.updated_at)} ago  ", style),
+                (f"{safe(request.verb, 20)} {safe(request.state, 10)} {age(now - request.updated_at)} ago  ", style),
                 (safe(said or "", 300), ""),
             )
         )

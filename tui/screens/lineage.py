@@ -18,7 +18,7 @@ from ..lines import Line, Span, safe
 from ..snapshot import Failed, Snapshot
 from ..widgets.table import Column, Row, Table
 from ..widgets.view import Lines
-from ..words import clock, number
+from ..words import age, number
 from .page import PAGE_KEYS, Page
 
 COLUMNS = "id, ended_at, val_bpb, verdict, parent, hypothesis, trust, verified_bpb, purpose, verdict_why"
@@ -136,7 +136,7 @@ TREE = [
     Column("gain", "gain", 9, _gain, "right"),
     Column("trust", "", 10, lambda r: (safe(r.get("trust") or "", 12), "muted"), drop=2),
     Column("why", "why", 12, lambda r: (safe(r.get("verdict_why") or r.get("hypothesis") or "", 300), ""), flex=True),
-    Column("age", "kept", 6, lambda r: (clock(r.get("age_s")), "muted"), "right", drop=3),
+    Column("age", "kept", 6, lambda r: (age(r.get("age_s")), "muted"), "right", drop=3),
 ]
 
 

@@ -12,7 +12,7 @@ from runner.records import Flag
 
 from ..lines import Line, Span, safe
 from ..snapshot import Snapshot
-from ..words import clock, number, plural
+from ..words import age, number, plural
 
 STALE_S = 5.0
 Alert = tuple[str, str]  # (severity: bad, warn, info; sentence)
@@ -51,8 +51,8 @@ def _parts(snapshot: Snapshot, now: float, readonly: bool, frozen: bool) -> list
             (1, mode),
             (1, [("reading the lab …" if snapshot.problem is None else "the lab cannot be read", "muted")]),
         ]
-    age = now - snapshot.at
-    stale: list[Span] = [(f"data {clock(age)} old", "warn")] if age > STALE_S else []
+    old_s = now - snapshot.at
+    stale: list[Span] = [(f"data {age(old_s)} old", "warn")] if old_s > STALE_S else []
     queue: list[Span] = [(f"queue {state.queued}", "")]
     if state.paused:
         queue.append((" PAUSED p", "warn"))
@@ -64,7 +64,7 @@ def _parts(snapshot: Snapshot, now: float, readonly: bool, frozen: bool) -> list
     best: list[Span] = (
         [("best ", "muted"), (number(state.best_bpb, 6), "good"), (f" {safe(state.best_id, 12)}", "muted")] if state.best_id else []
     )
-    calls: list[Span] = [("agent ", "muted"), (f"{clock(state.last_agent_call_s)} ago", "")] if state.last_agent_call_s is not None else []
+    calls: list[Span] = [("agent ", "muted"), (f"{age(state.last_agent_call_s)} ago", "")] if state.last_agent_call_s is not None else []
     left = _left(state)
     speed: list[Span] = [(str(state.runs_last_hour), ""), (" runs/h", "muted")]
     daemon: list[Span] = [("●", "good")] if state.daemon_alive else [("○ no daemon", "bad")]
@@ -113,14 +113,14 @@ def alerts(snapshot: Snapshot, now: float) -> list[Alert]:
         found.append(("warn", f"{plural(state.proposed, 'run')} wait for approval: a approves, A declines."))
     found += _idle(snapshot, state)
     found += [
-        ("bad", f"Host {safe(h.name, 30)} is {safe(h.state, 12)} for {clock(now - h.since)}: {safe(h.error, 160)}")
+        ("bad", f"Host {safe(h.name, 30)} is {safe(h.state, 12)} for {age(now - h.since)}: {safe(h.error, 160)}")
         for h in snapshot.hosts
         if h.state in ("down", "unfit")
     ]
     found += [
         (
             "bad",
-            f"{safe(g.get('host'), 30)}:{g.get('index')} is quarantined for {clock(g.get('since_s'))}: {safe(g.get('reason'), 160)}"
+            f"{safe(g.get('host'), 30)}:{g.get('index')} is quarantined for {age(g.get('since_s'))}: {safe(g.get('reason'), 160)}"
             " (r releases it)",
         )
         for g in snapshot.gpus
@@ -136,7 +136,7 @@ def _idle(snapshot: Snapshot, state: LabState) -> list[Alert]:
     if not idle or not state.daemon_alive:
         return []
     longest = max((g.get("since_s") or 0.0) for g in idle)
-    what = f"{plural(len(idle), 'GPU')} idle, the longest for {clock(longest)}"
+    what = f"{plural(len(idle), 'GPU')} idle, the longest for {age(longest)}"
     if state.paused and state.queued:
         return [("warn", f"{what}: the queue is paused (p resumes) with {plural(state.queued, 'run')} waiting.")]
     if longest < 20:
@@ -147,7 +147,7 @@ def _idle(snapshot: Snapshot, state: LabState) -> list[Alert]:
         return [
             (
                 "warn" if state.last_agent_call_s > 300 else "info",
-                f"{what}: the queue is empty; the agent's last call was {clock(state.last_agent_call_s)} ago.",
+                f"{what}: the queue is empty; the agent's last call was {age(state.last_agent_call_s)} ago.",
             )
         ]
     return []
@@ -156,7 +156,7 @@ def _idle(snapshot: Snapshot, state: LabState) -> list[Alert]:
 def _flag(flag: Flag, now: float) -> Alert:
     return (
         str(flag.severity),
-        f"{safe(flag.subject, 20)} {safe(flag.kind, 30)}, {clock(now - flag.raised_at)}: {safe(flag.evidence, 200)}",
+        f"{safe(flag.subject, 20)} {safe(flag.kind, 30)}, {age(now - flag.raised_at)}: {safe(flag.evidence, 200)}",
     )
 
 

@@ -13,7 +13,7 @@ from textual.binding import Binding, BindingType
 
 from ..lines import Line, Span, bar, crop, fit, safe, spark
 from ..snapshot import Snapshot
-from ..words import GPU_GLYPHS, STAGES, clock, gib, number, rate, short_gpu, throttled
+from ..words import GPU_GLYPHS, STAGES, age, clock, gib, number, rate, short_gpu, throttled
 from .table import Column, Row, Table
 from .view import message_line
 
@@ -82,9 +82,9 @@ def note(gpu: Row) -> Span:
         return (safe(gpu.get("reason") or gpu.get("state"), 80), "bad" if gpu["state"] != "foreign" else "warn")
     if _sample(gpu).get("error"):
         return (safe(_sample(gpu)["error"], 80), "warn")
-    age = gpu.get("sample_age_s")
-    if isinstance(age, (int, float)) and age > STALE_S:
-        return (f"no data for {clock(age)}", "warn")
+    old_s = gpu.get("sample_age_s")
+    if isinstance(old_s, (int, float)) and old_s > STALE_S:
+        return (f"no data for {age(old_s)}", "warn")
     slow = throttled(_sample(gpu).get("throttle"))
     return (slow, "warn") if slow not in ("", "-") else ("", "")
 
@@ -188,7 +188,7 @@ def card(gpu: Row, width: int, selected: bool) -> list[Line]:
 def _progress(gpu: Row, run: Row, inner: int) -> Line:
     """Stage, bar, share, time left and figure of the run; for an idle GPU, since when."""
     if not gpu.get("run"):
-        since = clock(gpu.get("since_s"))
+        since = age(gpu.get("since_s"))
         return Line((f"{stage_text(gpu)[0]} for {since}", GPU_GLYPHS.get(str(gpu.get("state")), ("", "muted"))[1]))
     share = run.get("share")
     tail = f" {number(100 * share if share is not None else None, 0, '%'):>4} {eta(run):>5} {figure(run)}"
