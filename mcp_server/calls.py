@@ -20,7 +20,6 @@ from pydantic import ValidationError
 
 from mcp_server.answers import Answer, finish
 from mcp_server.desk import Desk
-from runner import queries
 from runner.errors import Duplicate, OvernightError, UnknownName
 from runner.lab import Lab
 from runner.text import one_line
@@ -94,11 +93,11 @@ class LabTool(Tool):
             except ValidationError as exc:
                 return refusal(*argument_error(self, exc))
             caller = Caller(desk, context)
-            await desk.with_lab(lambda lab: desk.heard_from(lab, caller.who))
             if self.is_async:
+                await desk.with_lab(lambda lab: desk.heard_from(lab, caller.who))
                 answer = await self.fn(call=caller, **values)
-                return await desk.with_lab(lambda lab: success(lab, answer))
-            return await desk.with_lab(lambda lab: success(lab, self.fn(call=Call(caller, lab), **values)))
+                return await desk.with_lab(lambda lab: success(desk, lab, answer))
+            return await desk.with_lab(lambda lab: self.answered(caller, lab, values))
         except OvernightError as exc:
             return refusal(*own_error(exc))
         except Exception as exc:  # the top of a request: the agent gets a sentence, the log the traceback
@@ -108,10 +107,15 @@ class LabTool(Tool):
                 "internal", message, "Nothing is known to have changed; list_runs shows what is there. The server's log has the details."
             )
 
+    def answered(self, caller: Caller, lab: Lab, values: dict[str, Any]) -> CallToolResult:
+        """The whole of a call that waits for nothing, in a worker thread."""
+        caller.desk.heard_from(lab, caller.who)
+        return success(caller.desk, lab, self.fn(call=Call(caller, lab), **values))
 
-def success(lab: Lab, answer: Answer) -> CallToolResult:
+
+def success(desk: Desk, lab: Lab, answer: Answer) -> CallToolResult:
     """The answer in both forms, closed by the lab's line."""
-    text, structured = finish(answer, queries.lab_line(lab))
+    text, structured = finish(answer, desk.lab_line(lab))
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=structured)
 
 

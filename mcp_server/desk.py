@@ -25,6 +25,7 @@ log = logging.getLogger("overnight.mcp")
 T = TypeVar("T")
 THREADS = 6  # calls are short; more threads would only queue on the interpreter's lock
 HEARD_EVERY_S = 5.0
+LINE_AGE_S = 1.0
 
 
 class Desk:
@@ -42,12 +43,22 @@ class Desk:
         self._waking: threading.Thread | None = None
         self._daemon_trouble: str | None = None
         self._heard_at = float("-inf")
+        self._line: tuple[int | None, float, str] = (None, 0.0, "")
         self._closed = False
 
     def version(self) -> int:
         """Changes when anybody else has written to the lab. Microseconds, so it may be asked from the event loop; `watch` itself never
         writes."""
         return self.watch.store.data_version()
+
+    def lab_line(self, lab: Lab) -> str:
+        """The line every answer ends with; taken again when anybody has written, and every second for the ages in it."""
+        version, now = self.version(), time.monotonic()
+        kept_version, kept_at, kept = self._line
+        if version != kept_version or now - kept_at > LINE_AGE_S:
+            kept = queries.lab_line(lab)
+            self._line = (version, now, kept)
+        return kept
 
     async def with_lab(self, work: Callable[[Lab], T]) -> T:
         """Run blocking work on a borrowed lab in a worker thread; a cancelled caller does not wait for it."""

@@ -185,7 +185,7 @@ def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
         facts["going"] = going(pending)
         facts["next_end_in_s"] = min((run.remaining_s for run in pending if run.remaining_s is not None), default=None)
     answer = Answer(facts=facts)
-    rows = [row(o, r, against.get(r.id)) for o, r in zip(objects, fresh, strict=True)]
+    rows = [row(lab, o, r, against.get(r.id)) for o, r in zip(objects, fresh, strict=True)]
     answer.tables["results"] = Table(COLUMNS, rows, cursor_at=cursor_at)
     if not runs:
         answer.next_step = "Nothing here is queued or running and all was told: submit_wave or run_experiment."
@@ -196,11 +196,11 @@ def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
     return answer
 
 
-def row(obj: dict[str, Any], run: Run, change: float | None) -> list[Any]:
+def row(lab: Lab, obj: dict[str, Any], run: Run, change: float | None) -> list[Any]:
     """One ended run in one line."""
     mfu = obj.get("mfu_percent")
     steps = run.num_steps or run.step
-    return [run.id, run.outcome, run.val_bpb, rounded(change, 6), run.training_s, steps, rounded(mfu, 1), what(run), remark(obj, run)]
+    return [run.id, run.outcome, run.val_bpb, rounded(change, 6), run.training_s, steps, rounded(mfu, 1), what(run), remark(lab, obj, run)]
 
 
 def what(run: Run) -> Any:
@@ -231,10 +231,12 @@ def changes(lab: Lab, runs: list[Run]) -> dict[str, float]:
     return found
 
 
-def remark(obj: dict[str, Any], run: Run) -> str | None:
+def remark(lab: Lab, obj: dict[str, Any], run: Run) -> str | None:
     """Why a run failed, or the loudest flags of one that did not."""
     if run.outcome == Outcome.DECLINED:
         return f"declined: {run.approval_why or 'no reason given'}"
+    if run.outcome == Outcome.CANCELLED and (asked := news.cancelled_by(lab, run.id)) is not None:
+        return f"cancelled by {asked.who}: {asked.why or 'no reason given'}"
     if run.outcome != Outcome.COMPLETED:
         return run.cause_text or run.cause
     return "; ".join(f"{flag['kind']}: {flag['evidence']}" for flag in obj.get("flags") or [] if flag["severity"] != "info") or None

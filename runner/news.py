@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from runner.lab import Lab
-from runner.records import Run
+from runner.records import Event, Run
 
 NEWEST = 200  # names offered as nearest ones, and for completion
 
@@ -45,6 +45,11 @@ def baseline_bpb(lab: Lab, class_key: str | None, budget_s: float) -> float | No
         return None
     mean = lab.store.tally("avg(val_bpb)", f"{scope} AND effective_sha = ?", (class_key, budget_s, first[0][0]))[0][0]
     return float(mean)
+
+
+def cancelled_by(lab: Lab, run_id: str) -> Event | None:
+    """The newest event that asked for a run's end."""
+    return next((event for event in lab.store.events(subject=run_id) if event.verb == "cancel"), None)
 
 
 def run_ids(lab: Lab, prefix: str = "", limit: int = NEWEST) -> list[str]:

@@ -21,6 +21,7 @@ from runner.submitting import known_run
 from runner.text import bpb, clean
 
 DAEMON_STALE_S = 5.0  # the daemon beats every second
+BY_HAND_S = 900.0  # how long agents are reminded of what a human cancelled
 standing = board.standing
 leaderboard = board.leaderboard
 
@@ -75,6 +76,7 @@ class LabState:
     last_agent: str | None
     last_agent_call_s: float | None
     policy_pending: str | None
+    cancelled_by_hand: list[str]
 
 
 def run_objects(lab: Lab, runs: Iterable[Run]) -> list[Json]:
@@ -333,6 +335,13 @@ def lab_state(lab: Lab) -> LabState:
         gpus, hosts, daemon = store.gpus(), store.hosts(), store.daemon()
         recent = store.count_runs("ended_at > ?", (now - 3600,))
         agent = store.tally("who, at", "who LIKE 'mcp:%' ORDER BY id DESC LIMIT 1", table="events")
+        by_hand = store.tally(
+            "DISTINCT subject",
+            "id > (SELECT coalesce(max(id), 0) - 500 FROM events) AND verb = 'cancel' AND who IN ('cli', 'tui') AND at > ? "
+            "ORDER BY id DESC",
+            (now - BY_HAND_S,),
+            table="events",
+        )
         ranking = board.leaderboard(lab, limit=1)
         started = store.setting("night_started_at")
         paused_agents = store.setting("paused_agents", [])
@@ -381,6 +390,7 @@ def lab_state(lab: Lab) -> LabState:
         last_agent=last[0] if last else None,
         last_agent_call_s=now - last[1] if last else None,
         policy_pending=pending,
+        cancelled_by_hand=[str(subject) for (subject,) in by_hand],
     )
 
 
@@ -411,6 +421,11 @@ def state_line(s: LabState) -> str:
         parts.append(f"a human paused {', '.join(s.paused_agents)}")
     if s.approval == "ask":
         parts.append("approval mode: a human approves submissions")
+    if s.cancelled_by_hand:
+        more = f" and {len(s.cancelled_by_hand) - 3} more" if len(s.cancelled_by_hand) > 3 else ""
+        parts.append(f"a human cancelled {', '.join(s.cancelled_by_hand[:3])}{more}")
+    if s.hosts_down:
+        parts.append(f"down: {', '.join(s.hosts_down[:3])}")
     if not s.daemon_alive:
         parts.append("the daemon is not running")
     return "lab: " + " · ".join(parts)

@@ -381,3 +381,14 @@ async def test_a_result_is_told_against_its_parent_or_its_classs_baseline(agent:
     assert told["r0004"]["change"] == -0.05, "against its parent"
     assert told["r0001"]["change"] is None and told[other["id"]]["change"] is None, "another budget is not compared"
     assert told[other["id"]]["what"] == "promotes r0004"
+
+
+async def test_what_a_human_cancelled_is_told_with_the_reason(agent: Agent, lab: Lab) -> None:
+    await agent("submit_wave", factors={"DEPTH": [4, 6]})
+    verbs.cancel(lab, ["r0001"], who="tui", why="the GPU is needed")
+    finish(lab, "r0001", None, outcome="cancelled")
+    told = await agent("wait_for_results", timeout_s=5)
+    assert rows_of(told, "results")[0]["note"] == "cancelled by tui: the GPU is needed"
+    assert "a human cancelled r0001" in told["lab"]
+    await agent("cancel", ids=["r0002"])
+    assert "r0002" not in (await agent("list_gpus"))["lab"], "its own cancellations are no news to it"
