@@ -48,7 +48,8 @@ def score(model: Any, batch_rows: int) -> float:
     for start in range(0, len(rows) - len(rows) % batch_rows, batch_rows):  # whole batches only: a compiled model has one shape
         batch = rows[start : start + batch_rows].long()
         sizes = token_bytes[batch[:, 1:]]
-        losses = token_nats(model, batch[:, :-1], batch[:, 1:]).view_as(sizes).float()
+        inputs, targets = batch[:, :-1].contiguous(), batch[:, 1:].contiguous()  # upstream's loss takes views of them
+        losses = token_nats(model, inputs, targets).view_as(sizes).float()
         nats += torch.where(sizes > 0, losses, 0.0).sum(dtype=torch.float64).item()
         scored += int(sizes.sum())
     return nats / (math.log(2) * scored)
