@@ -5,6 +5,7 @@ Each is one call of a verb; nothing is judged here but the spelling of the comma
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from pathlib import Path
@@ -21,7 +22,6 @@ from runner.cli_io import (
     lab_of,
     note,
     parsed,
-    print_json,
     read_script,
     say,
     split_values,
@@ -30,7 +30,7 @@ from runner.cli_io import (
 from runner.cli_watch import print_runs, run_line
 from runner.errors import BadValue
 from runner.lab import Lab
-from runner.records import Outcome, Purpose, Run, Submission, Submitted, WaveRequest
+from runner.records import Outcome, Purpose, Run, Submission, Submitted, Trust, WaveRequest
 from runner.submitting import known_run
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Run ids, e.g. r0042.")]
@@ -321,11 +321,11 @@ def verify(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar
     """Recompute a result from its checkpoint. Says whether the printed val_bpb is true."""
     lab = lab_of(context)
     known_run(lab, run_id)
-    result = wait_for_answer(lab, verbs.ask(lab, "verify", {"run": run_id}, who=WHO))
+    result = wait_for_answer(lab, verbs.ask(lab, "verify", {"run": run_id}, who=WHO), deadline_s=math.inf)  # it waits for a slot like any run
     found = known_run(lab, run_id)
     if json:
-        print_json({"v": 1, "lab": str(lab.path), **queries.run_object(lab, found), "verification": result})
+        emit(lab, {**queries.run_object(lab, found), "verification": result})
     else:
         say(f"{run_id} {found.trust or 'not verified'}: {found.trust_why or 'no reason given'}")
-    if found.trust not in ("verified", "claimed"):
+    if found.trust != Trust.VERIFIED:
         raise typer.Exit(1)
