@@ -118,7 +118,7 @@ def fence(output: Output, limit: int) -> str:
 
 def finish(answer: Answer, lab_line: str) -> tuple[str, dict[str, Any]]:
     """Both forms of an answer, cut to its budget: the text and the structured content. The lab's line comes last in both."""
-    head: dict[str, Any] = {k: plain(v) for k, v in answer.facts.items()}
+    head: dict[str, Any] = {k: plain(v) for k, v in answer.facts.items() if v is not None}
     tail: dict[str, Any] = {}
     if answer.notes:
         tail["notes"] = [one_line(n, 400) for n in answer.notes[:12]]
@@ -134,6 +134,7 @@ def finish(answer: Answer, lab_line: str) -> tuple[str, dict[str, Any]]:
     # at most one table of an answer can be continued, so its cursor stands where every client finds it
     cursor = next((c for t in tables.values() if (c := t.pop("cursor", None)) is not None), None)
     tail = {**({"cursor": cursor} if cursor is not None else {}), **tail}
+    assert not head.keys() & tables.keys(), "a fact and a table of one name would hide each other"
     structured = {**head, **tables, **({"output": output} if output else {}), **tail}
     return as_text(head, tables, output, tail), structured
 
@@ -176,7 +177,7 @@ def fit_table(table: Table, limit: int) -> dict[str, Any]:
 
 def as_text(head: dict[str, Any], tables: dict[str, Any], output: str, tail: dict[str, Any]) -> str:
     """The structured form as short lines and tab-separated tables."""
-    lines = [f"{key}: {cell(value)}" for key, value in head.items() if value is not None]
+    lines = [f"{key}: {cell(value)}" for key, value in head.items()]
     for name, table in tables.items():
         lines += table_lines(name, table)
     if output:

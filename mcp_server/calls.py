@@ -63,8 +63,20 @@ class LabTool(Tool):
     """A tool of this server: unknown arguments refused by name, work done off the event loop, answers inside their budget."""
 
     @classmethod
-    def make(cls, body: Callable[..., Any], *, title: str, writes: bool, destructive: bool = False, idempotent: bool = True) -> LabTool:
-        """The tool of a function `body(call, ...)`; its docstring is the description an agent reads."""
+    def make(
+        cls,
+        body: Callable[..., Any],
+        *,
+        title: str,
+        writes: bool,
+        destructive: bool = False,
+        idempotent: bool = True,
+        output: dict[str, Any] | None = None,
+    ) -> LabTool:
+        """The tool of a function `body(call, ...)`; its docstring is the description an agent reads.
+
+        `output` is the schema of its structured content, for tools whose answers programs read; it costs every client tokens.
+        """
         hints = ToolAnnotations(
             title=title, read_only_hint=not writes, destructive_hint=destructive, idempotent_hint=idempotent, open_world_hint=False
         )
@@ -80,6 +92,7 @@ class LabTool(Tool):
         model = tool.fn_metadata.arg_model
         model.model_config["extra"] = "forbid"
         model.model_rebuild(force=True)
+        tool.fn_metadata.output_schema = output
         tool.parameters = slim(model.model_json_schema(by_alias=True))
         return tool
 

@@ -156,7 +156,6 @@ def submitted(call: Call, done: Submitted) -> Answer:
     if done.wave_id is not None:
         facts["wave"] = done.wave_id
     facts["phase"] = ", ".join(dict.fromkeys(run.phase for run in runs))
-    facts["runs"] = len(done.run_ids)
     facts["budget_s"] = runs[0].budget_s if runs else None
     facts["outlook"] = outlook(lab, [run.id for run in runs])
     if done.replay:

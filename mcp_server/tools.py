@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mcp_server.calls import LabTool
 from mcp_server.deciding import cancel, decide
 from mcp_server.reads import get_metrics, get_run, leaderboard, list_gpus, list_runs, read_log
@@ -9,14 +11,27 @@ from mcp_server.submitting import run_experiment, submit_wave
 from mcp_server.waiting import wait_for_results
 from mcp_server.waves import analyze_wave
 
+TEXT = {"type": "string"}
+COUNT = {"type": "integer"}
+TABLE = {"type": "object", "properties": {"columns": {"type": "array"}, "rows": {"type": "array"}}, "required": ["columns", "rows"]}
+
+
+def shape(required: list[str], **properties: Any) -> dict[str, Any]:
+    """The schema of an answer: what is always there, and the line on the lab that ends it."""
+    return {"type": "object", "properties": {**properties, "lab": TEXT}, "required": [*required, "lab"]}
+
+
+SUBMITTED = shape(["phase", "outlook"], id=TEXT, wave=TEXT, phase=TEXT, outlook=TEXT, runs=TABLE)
+WAITED = shape(["new", "pending", "results", "cursor"], new=COUNT, pending=COUNT, results=TABLE, cursor=TEXT)
+
 
 def all_tools() -> list[LabTool]:
     """One tool per verb of the research loop. A write is idempotent when request_id is given, or by nature (cancel)."""
     return [
         LabTool.make(list_gpus, title="List GPUs", writes=False),
-        LabTool.make(run_experiment, title="Run one experiment", writes=True, idempotent=False),
-        LabTool.make(submit_wave, title="Submit a wave", writes=True, idempotent=False),
-        LabTool.make(wait_for_results, title="Wait for results", writes=False),
+        LabTool.make(run_experiment, title="Run one experiment", writes=True, idempotent=False, output=SUBMITTED),
+        LabTool.make(submit_wave, title="Submit a wave", writes=True, idempotent=False, output=SUBMITTED),
+        LabTool.make(wait_for_results, title="Wait for results", writes=False, output=WAITED),
         LabTool.make(get_metrics, title="Training curves", writes=False),
         LabTool.make(leaderboard, title="Leaderboard", writes=False),
         LabTool.make(list_runs, title="List runs", writes=False),
