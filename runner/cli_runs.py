@@ -321,7 +321,7 @@ def verify(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar
     """Recompute a result from its checkpoint. Says whether the printed val_bpb is true."""
     lab = lab_of(context)
     known_run(lab, run_id)
-    result = wait_for_answer(lab, verbs.ask(lab, "verify", {"run": run_id}, who=WHO), deadline_s=math.inf)  # it waits for a slot like any run
+    result = wait_for_answer(lab, verbs.ask(lab, "verify", {"run": run_id}, who=WHO), deadline_s=math.inf)
     found = known_run(lab, run_id)
     if json:
         emit(lab, {**queries.run_object(lab, found), "verification": result})
