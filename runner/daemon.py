@@ -23,10 +23,11 @@ from typing import Any
 
 from runner import dispatch, follow, reconcile, requests, telemetry, upkeep
 from runner.engines import make_engine
-from runner.engines.base import Engine
+from runner.engines.base import Engine, State
 from runner.errors import DaemonError, LabError, OvernightError, PolicyError
 from runner.lab import Lab, open_lab
-from runner.roster import Roster
+from runner.records import Outcome, Phase, Severity
+from runner.roster import Roster, Track
 from runner.watch import Watch
 
 VERSION = "0.1.0"
@@ -168,13 +169,22 @@ class Daemon:
         for track in tracks:
             state = states.get(track.run.id)
             if state is not None and self.roster.tracks.get(track.run.id) is track:
-                try:
-                    await reconcile.observe(self.roster, engine, track, state)
-                except OvernightError as error:
-                    log.info("%s: %s", track.run.id, error)
-                    self.roster.note(f"run {track.run.id}", str(error))
-                else:
-                    self.roster.note(f"run {track.run.id}", None)
+                await self._observe(engine, track, state)
+
+    async def _observe(self, engine: Engine, track: Track, state: State) -> None:
+        """One run, so that what is wrong with it stays its own affair."""
+        place = f"run {track.run.id}"
+        try:
+            await reconcile.observe(self.roster, engine, track, state)
+        except OvernightError as error:
+            log.info("%s: %s", track.run.id, error)
+            self.roster.note(place, str(error))
+        except Exception as error:  # bytes nobody foresaw must not stop the runs beside it
+            if place not in self.roster.notes:
+                log.exception("%s cannot be followed", track.run.id)
+            self.roster.note(place, f"{track.run.id} cannot be followed: {type(error).__name__}: {error} (see daemon.log)")
+        else:
+            self.roster.note(place, None)
 
     async def telemetry(self) -> None:
         """One round of reports from all engines; a host that hangs does not hold up the others."""
@@ -227,6 +237,8 @@ class Daemon:
                 self.roster.note(f"host {name}", f"host {name}: {error}")
                 continue
             self.roster.engines[name] = engine
+            for track in self.roster.on_host(name):
+                self.roster.store.clear_flag(track.run.id, "host_removed")
             self.followers[name] = self.every(f"follow {name}", POLL_S[host.kind], lambda n=name, e=engine: self.follow_host(n, e))  # type: ignore[misc]
         for name in [n for n in self.roster.hosts if n not in wanted]:
             if not self.roster.on_host(name):
@@ -237,6 +249,21 @@ class Daemon:
                     del self.roster.devices[uuid]
                     self.roster.store.delete_gpu(uuid)
         self._forget_strangers(set(wanted))
+        self._face_orphans()
+
+    def _face_orphans(self) -> None:
+        """Runs on a host that hosts.toml no longer names and that no engine of ours reaches: said so, and ended only when a human asks."""
+        for track in list(self.roster.tracks.values()):
+            name = track.run.host or ""
+            if name in self.roster.hosts:
+                continue
+            if track.run.wanted == "cancel":
+                why = f"cancelled while its host {name} was not in hosts.toml; it may still run there"
+                reconcile.end(self.roster, track, Outcome.LOST, cause="host_removed", cause_text=why)
+            elif track.run.phase != Phase.UNREACHABLE:
+                self.roster.update(track, phase=Phase.UNREACHABLE, unreachable_since=time.time())
+                evidence = f"its host {name} is no longer in hosts.toml: put it back to follow the run, or cancel the run to give it up"
+                self.roster.store.raise_flag(track.run.id, "host_removed", Severity.BAD, evidence)
 
     def _forget_strangers(self, wanted: set[str]) -> None:
         """Hosts and GPUs of an earlier policy that hold nothing any more."""

@@ -25,6 +25,7 @@ NAN_STEPS = 3  # so many progress lines in a row without a finite loss end a run
 GONE_S = 5.0  # a started run whose directory stays away so long is lost
 VANISHED_S = 10.0  # a supervisor says its first word within milliseconds
 UNKILLABLE_S = 15.0
+FROZEN_S = 15.0  # seven missed beats
 TAIL = 16384
 log = logging.getLogger("overnight.reconcile")
 
@@ -59,6 +60,7 @@ async def observe(roster: Roster, engine: Engine, track: Track, state: State) ->
         await finish(roster, engine, track, state)
         return
     _alive(roster, track, state)
+    _heartbeat(roster, track, state)
     if await _cannot_be_killed(roster, engine, track, state):
         return
     if state.phase in ("running", "stopping"):
@@ -83,6 +85,18 @@ async def _absent(roster: Roster, track: Track) -> None:
     track.absent_since = track.absent_since or now
     if now - track.absent_since > GONE_S:
         end(roster, track, Outcome.LOST, cause="run_dir_gone", cause_text="its run directory was deleted while it ran")
+
+
+def _heartbeat(roster: Roster, track: Track, state: State) -> None:
+    """A supervisor that holds its lock and does not beat is frozen, not dead: said so, and left alone."""
+    age_s = state.heartbeat_age_s
+    frozen = age_s is not None and age_s > FROZEN_S
+    if frozen and not track.frozen:
+        evidence = f"its supervisor has not beaten for {age_s:.0f} s but lives: the host hangs, or the process was stopped"
+        roster.store.raise_flag(track.run.id, "supervisor_frozen", Severity.BAD, evidence)
+    elif track.frozen and not frozen:
+        roster.store.clear_flag(track.run.id, "supervisor_frozen")
+    track.frozen = frozen
 
 
 async def _cannot_be_killed(roster: Roster, engine: Engine, track: Track, state: State) -> bool:

@@ -47,6 +47,7 @@ class Track:
     launch_again_at: float = 0.0
     vanished: int = 0
     unkillable_since: float | None = None
+    frozen: bool = False
     absent_since: float | None = None
     ending: bool = False
 

@@ -101,6 +101,8 @@ def _record_devices(roster: Roster, report: HostReport, now: float) -> None:
     here = {slot.uuid: slot for slot in report.slots}
     for uuid, slot in here.items():
         device = roster.devices.get(uuid) or _new_device(roster, slot, now)
+        if _is_of_another(roster, device, report):
+            continue
         sample = samples.get(uuid)
         if sample is not None:
             device.sample = sample
@@ -115,6 +117,17 @@ def _record_devices(roster: Roster, report: HostReport, now: float) -> None:
     for uuid, device in roster.devices.items():
         if device.slot.host == report.host and uuid not in here:
             _lose(roster, device, "its host no longer reports it")
+
+
+def _is_of_another(roster: Roster, device: Device, report: HostReport) -> bool:
+    """Two entries of hosts.toml that are one machine: a card stays with the entry that named it first."""
+    first = device.slot.host
+    if first == report.host:
+        return False
+    other = roster.reports.get(first)
+    same = other is not None and other.up and first in roster.hosts and device.slot.uuid in {s.uuid for s in other.slots}
+    roster.note(f"twin {report.host}", f"hosts {first} and {report.host} have the same GPUs: they are used as {first}'s" if same else None)
+    return same
 
 
 def _lose(roster: Roster, device: Device, why: str) -> None:

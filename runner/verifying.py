@@ -45,6 +45,10 @@ def queue_check(lab: Lab, run: Run, request: Request) -> str:
             f"{run.id} cannot be verified: its checkpoint was removed (keep_checkpoints = {lab.policy().limits.keep_checkpoints}).",
             next_step="Repeat it, and verify the repeat.",
         )
+    if lab.policy().host(run.host or "") is None:
+        raise Refused(
+            f"{run.id} cannot be verified: its host {run.host} is not in hosts.toml.", next_step="Put the host back, or repeat the run."
+        )
     why_not = _cannot(lab, run)
     if why_not:
         store.update_run(run.id, trust=Trust.UNVERIFIABLE, trust_why=why_not)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runner import queries, verbs
+from runner import queries, reading, reconcile, verbs
 from runner.lab import Lab
 from runner.records import Run, Submission, WaveRequest
 from tests.runner.daemons import ended, local_lab, serving, until
@@ -151,6 +153,39 @@ async def test_a_withdrawal_that_comes_too_late_is_ignored_and_a_later_cancel_is
         assert lab.store.run(run_id).phase == "running" and step is not None  # type: ignore[union-attr]
         verbs.cancel(lab, [run_id], who="cli")
         assert (await ended(lab, run_id))[0].outcome == "cancelled"
+
+
+async def test_a_frozen_supervisor_is_said_to_be_frozen_and_its_run_goes_on(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconcile, "FROZEN_S", 3.0)
+    async with serving(lab):
+        run_id = submit(lab, MODE="long")
+        await until(lambda: lab.store.run(run_id).step)  # type: ignore[union-attr]
+        supervisor = json.loads((lab.run_dir(run_id) / "status.json").read_text())["supervisor"]["pid"]
+        os.kill(supervisor, signal.SIGSTOP)
+        await until(lambda: [f for f in lab.store.flags(run_id) if f.kind == "supervisor_frozen"])
+        assert lab.store.run(run_id).phase == "running"  # type: ignore[union-attr]
+        os.kill(supervisor, signal.SIGCONT)
+        await until(lambda: not [f for f in lab.store.flags(run_id) if f.kind == "supervisor_frozen"])
+        verbs.cancel(lab, [run_id], who="cli", force=True)
+        await ended(lab, run_id)
+
+
+async def test_bytes_that_break_the_reader_stop_no_other_run(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = reading.parse_log
+
+    def brittle(chunk: bytes, final: bool) -> reading.LogDelta:
+        if b"tag broken" in chunk:
+            raise ZeroDivisionError("nobody foresaw this")
+        return parse(chunk, final)
+
+    monkeypatch.setattr(reading, "parse_log", brittle)
+    async with serving(lab) as daemon:
+        bad = submit(lab, TAG="broken", STEPS=40)
+        await until(lambda: f"run {bad}" in daemon.roster.notes)
+        assert "nobody foresaw this" in (await until(lambda: lab.store.daemon().note))  # type: ignore[union-attr]
+        monkeypatch.setattr(reading, "parse_log", parse)
+        good = submit(lab, TAG="fine")
+        assert [r.outcome for r in await ended(lab, bad, good)] == ["completed", "completed"]
 
 
 async def test_pause_approval_and_a_paused_agent_hold_runs_back(lab: Lab) -> None:

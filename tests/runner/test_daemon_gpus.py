@@ -122,3 +122,14 @@ async def test_a_card_that_falls_off_the_bus_is_lost_and_flagged_on_its_run(lab:
         await ended(lab, run_id)
         other = (await ended(lab, submit(lab, TAG="x")))[0]
         assert other.gpu_uuid != uuid
+
+
+async def test_two_entries_that_are_one_machine_do_not_double_its_cards(lab: Lab) -> None:
+    text = lab.hosts_file.read_text() + '\n[[host]]\nname = "again"\nkind = "local"\n'
+    lab.accept(text)
+    lab.hosts_file.write_text(text)
+    async with serving(lab) as daemon:
+        await until(lambda: any("the same GPUs" in n for n in daemon.roster.notes.values()))
+        assert len(lab.store.gpus()) == 2 and len({g.host for g in lab.store.gpus()}) == 1
+        runs = await ended(lab, submit(lab), submit(lab, TAG="b"), submit(lab, TAG="c"))
+        assert [r.outcome for r in runs] == ["completed"] * 3

@@ -106,6 +106,26 @@ async def test_another_boot_id_means_lost(lab: Lab) -> None:
     assert run.outcome == "lost" and "restarted" in (run.cause_text or "")
 
 
+async def test_a_host_taken_out_of_hosts_toml_while_nobody_looked(lab: Lab) -> None:
+    run_id, other = submit(lab, STEPS=150), submit(lab, MODE="long")
+    daemonctl.ensure_daemon(lab)
+    await until(lambda: lab.store.run(run_id).step)  # type: ignore[union-attr]
+    daemonctl.stop_daemon(lab)
+    text = lab.hosts_file.read_text()
+    lab.accept(text.replace('name = "here"', 'name = "there"'))
+    lab.hosts_file.write_text(text.replace('name = "here"', 'name = "there"'))
+    daemonctl.ensure_daemon(lab)
+    await until(lambda: lab.store.run(run_id).phase == "unreachable")  # type: ignore[union-attr]
+    assert "no longer in hosts.toml" in lab.store.flags(run_id)[0].evidence
+    lab.accept(text)
+    lab.hosts_file.write_text(text)
+    (run,) = await ended(lab, run_id)
+    assert run.outcome == "completed" and not [f for f in lab.store.flags(run_id) if f.kind == "host_removed"]
+    assert [p.step for p in lab.store.points(run_id)] == list(range(150))
+    verbs.cancel(lab, [other], who="cli", force=True)
+    await ended(lab, other)
+
+
 def test_a_second_daemon_says_who_is_there(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     pid = daemonctl.ensure_daemon(lab).pid
     assert daemonctl.ensure_daemon(lab).pid == pid
