@@ -37,6 +37,11 @@ BLOCKS = " ▏▎▍▌▋▊▉█"
 LEVELS = "▁▂▃▄▅▆▇█"
 
 
+def cells(text: str) -> int:
+    """Cells that a text takes; most of ours is ASCII, one cell a character."""
+    return len(text) if text.isascii() else cell_len(text)
+
+
 def safe(text: object, limit: int = 400) -> str:
     """Outside text as one harmless row; None is `-`."""
     return "-" if text is None else one_line(str(text), limit)
@@ -46,7 +51,7 @@ def crop(text: str, width: int) -> str:
     """`text` in at most `width` cells, ending in `…` where something was cut."""
     if width <= 0:
         return ""
-    if (text.isascii() and len(text) <= width) or cell_len(text) <= width:
+    if cells(text) <= width:
         return text
     return set_cell_size(text, width - 1).rstrip() + "…"
 
@@ -54,7 +59,7 @@ def crop(text: str, width: int) -> str:
 def fit(text: str, width: int, align: str = "left") -> str:
     """`text` in exactly `width` cells."""
     text = crop(text, width)
-    room = max(0, width - cell_len(text))
+    room = max(0, width - cells(text))
     if align == "right":
         return " " * room + text
     if align == "centre":
@@ -90,10 +95,15 @@ class Line:
     @property
     def width(self) -> int:
         """Cells taken."""
-        return sum(cell_len(t) for t, _ in self.spans)
+        return sum(cells(t) for t, _ in self.spans)
 
     def fitted(self, width: int) -> Line:
         """The same row in exactly `width` cells."""
+        used = self.width
+        if used == width:
+            return self
+        if used < width:
+            return Line(*self.spans, (" " * (width - used), ""), style=self.style)
         out, used = Line(style=self.style), 0
         for text, style in self.spans:
             room = width - used
@@ -101,7 +111,7 @@ class Line:
                 break
             piece = crop(text, room)
             out.add(piece, style)
-            used += cell_len(piece)
+            used += cells(piece)
         return out.add(" " * max(0, width - used))
 
     def __eq__(self, other: object) -> bool:
@@ -127,19 +137,19 @@ def changed_columns(old: Line | None, new: Line, width: int) -> tuple[int, int] 
 
 def _common(a: Sequence[Span], b: Sequence[Span], step: int) -> int:
     """Cells that two rows share from the left (step 1), or from the right with the spans given backwards (step -1)."""
-    cells = 0
+    shared = 0
     for (x, x_style), (y, y_style) in zip(a, b, strict=False):
         if x_style != y_style:
-            return cells
+            return shared
         if x != y:
             same = 0
             for p, q in zip(x[::step], y[::step], strict=False):
                 if p != q:
                     break
                 same += 1
-            return cells + cell_len(x[:same] if step == 1 else x[len(x) - same :])
-        cells += cell_len(x)
-    return cells
+            return shared + cells(x[:same] if step == 1 else x[len(x) - same :])
+        shared += cells(x)
+    return shared
 
 
 def beside(left: Line, width: int, right: Line, gap: str = " ") -> Line:
@@ -166,12 +176,12 @@ def spark(values: Sequence[float | None], width: int, low: float | None = None, 
     lo = min(real) if low is None else low
     hi = max(real) if high is None else high
     reach = hi - lo
-    cells = []
+    drawn = []
     for v in tail:
         if v is None or v != v or abs(v) == float("inf"):
-            cells.append(" ")
+            drawn.append(" ")
         elif reach <= 0:
-            cells.append(LEVELS[3])
+            drawn.append(LEVELS[3])
         else:
-            cells.append(LEVELS[min(7, max(0, int((v - lo) / reach * 7.999)))])
-    return "".join(cells).rjust(width)
+            drawn.append(LEVELS[min(7, max(0, int((v - lo) / reach * 7.999)))])
+    return "".join(drawn).rjust(width)

@@ -167,17 +167,12 @@ def card(gpu: Row, width: int, selected: bool) -> list[Line]:
     name = crop(f" {label(gpu)} {short_gpu(gpu.get('name'))} ", max(4, inner - len(right) - 3))
     top = Line(("╭─", edge), (glyph, style), (name, "strong"))
     top.add("─" * max(0, width - top.width - len(right) - 2), edge).add(right, "title" if gpu.get("run") else style).add("─╮", edge)
+    # what moves every second stands together: a repaint covers the columns between the first and the last change of a row
+    warm, style = heat(gpu)
     rows = [
-        Line(("MFU ", "muted"), (fit(mfu_text(gpu), 7, "right"), "accent"), (" ", ""), (steady(history(gpu), max(4, inner - 12)), "good")),
-        Line(
-            ("use ", "muted"),
-            (fit(number(_sample(gpu).get("util_pct"), 0, "%"), 4, "right"), ""),
-            ("  mem ", "muted"),
-            (memory_text(gpu), ""),
-            ("  ", ""),
-            heat(gpu),
-        ),
-        Line(("pow ", "muted"), (power_text(gpu), ""), ("  ", ""), note(gpu)),
+        Line(("MFU ", "muted"), (steady(history(gpu), max(4, inner - 12)), "good"), (fit(mfu_text(gpu), 8, "right"), "accent")),
+        Line(("use ", "muted"), (f"{number(_sample(gpu).get('util_pct'), 0, '%'):>4}  {power_text(gpu):>8}  ", ""), (warm, style)),
+        Line(("mem ", "muted"), (memory_text(gpu), ""), ("  ", ""), note(gpu)),
         _progress(gpu, run, inner),
     ]
     out = [top.fitted(width)]
