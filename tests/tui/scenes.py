@@ -259,7 +259,7 @@ def busy(folder: Path) -> Lab:
             )
             live.append(run)
             if i:
-                curve(lab, run, 2.72, share=min(1.0, share))
+                curve(lab, run, 2.66, share=min(1.0, share))
         store.insert_wave(
             created_at=NOW - 1200,
             kind="grid",

@@ -44,7 +44,7 @@ class View(ScrollView, can_focus=True):
         & > .view--track { color: $surface-lighten-2; }
         & > .view--own { color: $text-accent; text-style: bold; }
         & > .view--best { color: $text-success; }
-        & > .view--parent { color: $text-warning; }
+        & > .view--parent { color: $text-primary; }
         & > .view--mark { color: $text-warning; text-style: bold; }
         & > .view--cursor { background: $surface-lighten-1; }
         &:focus > .view--cursor { background: $primary-muted; text-style: bold; }

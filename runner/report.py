@@ -1,0 +1,313 @@
+"""The night in a folder: report.md with its leaderboard, what worked when, where the GPU time went, and what one GPU would have taken.
+
+`overnight report` writes it with two pictures beside it, `overnight plot` writes the progress picture alone. Every figure is computed
+from the runs' rows; what cannot be computed is left out or said to be unknown. Prose from outside is escaped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner import board
+from runner.errors import LabError
+from runner.lab import Lab
+from runner.plot import Bar, Dot, progress_svg, slots_svg
+from runner.records import Json, Outcome, Phase, Run, Verdict
+from runner.research.waves import score
+from runner.text import ago, bpb, markdown_cell, one_line, percent, signed
+
+TOP = 15
+PHASES = 12  # rows of the table of phases
+AGENT_S = 60.0  # thinking between two runs of a sequential agent: about 30 s to edit and 30 s to read, as in the report on 16 GPUs
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """All that the report is made of; times in seconds, `start` is the first start of a run, `end` the last end."""
+
+    lab: str
+    runs: list[Run]
+    board: Json
+    start: float
+    end: float
+    slots: int
+    busy_s: float
+    training_s: float
+
+    @property
+    def hours(self) -> float:
+        """From the first start to the last end."""
+        return (self.end - self.start) / 3600
+
+    @property
+    def slot_s(self) -> float:
+        """Seconds that the GPUs could have worked."""
+        return self.slots * (self.end - self.start)
+
+
+def gather(lab: Lab) -> Night:
+    """Read the night. Raised: LabError when no run has started yet."""
+    runs = [r for r in lab.store.runs() if r.started_at is not None]
+    if not runs:
+        raise LabError("No run has started in this lab yet, so there is nothing to report.", next_step="Submit one: `overnight run`.")
+    now = time.time()
+    start = min(r.started_at or now for r in runs)
+    end = max((r.ended_at or now) for r in runs)
+    slots = {r.gpu_uuid or f"{r.host}" for r in runs}
+    busy = sum((r.ended_at or now) - (r.started_at or now) for r in runs)
+    return Night(
+        str(lab.path),
+        runs,
+        board.leaderboard(lab, limit=TOP),
+        start,
+        max(end, start + 1.0),
+        len(slots),
+        busy,
+        sum(r.training_s or 0.0 for r in runs),
+    )
+
+
+def ranked(night: Night) -> list[Run]:
+    """The runs of the reported class and budget that count, in the order in which they ended."""
+    scope = (night.board["class"], night.board["budget_s"])
+    found = [r for r in night.runs if (r.class_key, r.budget_s) == scope and score(r) is not None and r.purpose != "verify"]
+    return sorted(found, key=lambda r: r.ended_at or 0.0)
+
+
+def value(run: Run) -> float:
+    """What a ranked run counts for."""
+    found = score(run)
+    assert found is not None
+    return found
+
+
+def write_report(lab: Lab, folder: Path) -> Path:
+    """Write report.md, progress.svg and slots.svg; the path of the report. Raised: LabError when the folder cannot be written."""
+    night = gather(lab)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "progress.svg").write_text(progress(night), encoding="utf-8")
+        (folder / "slots.svg").write_text(slots_svg(bars(night), "What each GPU did"), encoding="utf-8")
+        (folder / "report.md").write_text(markdown(night), encoding="utf-8")
+    except OSError as error:
+        raise LabError(
+            f"The report cannot be written to {folder}: {error.strerror or error}.", next_step="Name another folder with --out."
+        ) from error
+    return folder / "report.md"
+
+
+def write_plot(lab: Lab, path: Path) -> None:
+    """Write the progress picture. Raised: LabError when it cannot be written."""
+    night = gather(lab)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(progress(night), encoding="utf-8")
+    except OSError as error:
+        raise LabError(f"{path} cannot be written: {error.strerror or error}.", next_step="Name another file with --out.") from error
+
+
+def progress(night: Night) -> str:
+    """The progress picture of the class and budget with most results."""
+    dots = [
+        Dot(((r.ended_at or night.end) - night.start) / 3600, value(r), r.verdict == Verdict.KEEP, f"{r.id} {r.hypothesis or ''}")
+        for r in ranked(night)
+    ]
+    return progress_svg(
+        dots, f"val_bpb, {night.board['class'] or 'class unknown'}, {night.board['budget_s']:g} s" if night.board["budget_s"] else "val_bpb"
+    )
+
+
+def bars(night: Night) -> list[Bar]:
+    """Every run on its GPU."""
+    index: dict[str, dict[str, int]] = defaultdict(dict)
+    out = []
+    for run in night.runs:
+        host, uuid = run.host or "?", run.gpu_uuid or "?"
+        lane = f"{host}:{index[host].setdefault(uuid, len(index[host])):02d}"
+        start = ((run.started_at or night.end) - night.start) / 3600
+        out.append(Bar(lane, start, ((run.ended_at or night.end) - night.start) / 3600, str(run.outcome or run.phase), run.id))
+    return out
+
+
+def markdown(night: Night) -> str:
+    """The report's text."""
+    parts = [
+        _head(night),
+        "![progress](progress.svg)",
+        _leaderboard(night.board),
+        _phases(night),
+        _time(night),
+        "![GPUs over time](slots.svg)",
+        _alone(night),
+    ]
+    return "\n\n".join(p for p in parts if p) + "\n"
+
+
+def _head(night: Night) -> str:
+    ended = [r for r in night.runs if r.phase == Phase.ENDED]
+    counts: dict[str, int] = defaultdict(int)
+    for run in ended:
+        counts[str(run.outcome)] += 1
+    best = ranked(night)
+    lines = [
+        "# The night",
+        "",
+        f"Lab `{one_line(night.lab, 200)}`, {_when(night.start)} to {_when(night.end)} "
+        f"({ago(night.end - night.start)}), {_count(night.slots, 'slot')}.",
+        "",
+        f"**{_count(len(night.runs), 'run')}** started, {_count(len(ended), 'run')} ended: "
+        + ", ".join(f"{n} {o}" for o, n in sorted(counts.items(), key=lambda c: -c[1]))
+        + ".",
+    ]
+    if best:
+        first, top = night.board["rows"][0], min(best, key=value)
+        verified = sum(r.trust == "verified" for r in best)
+        scope = f"{markdown_cell(night.board['class'])}, {night.board['budget_s']:g} s"
+        line = f"Ranked: {scope}. Best: **{bpb(first['val_bpb'])}** ({first['id']})"
+        if first["gain"] is not None:
+            error = f", ± {first['gain_se']:.6f}" if first["gain_se"] else ""
+            line += f", {signed(first['gain'])} against the baseline ({first['badge']}{error})"
+        line += f". The best single run is {top.id} with {bpb(value(top))}. {verified} of {len(best)} results were recomputed and agree."
+        lines += ["", line]
+        sd = night.board["noise_sd"]
+        lines.append("" if sd is None else f"Noise between repeats: {sd:.6f} ({night.board['noise_n']} degrees of freedom).")
+    return "\n".join(lines)
+
+
+def _leaderboard(found: Json) -> str:
+    if not found["rows"]:
+        return "No run has a result yet."
+    rows = [
+        [
+            str(r["rank"]),
+            r["id"],
+            bpb(r["val_bpb"]),
+            signed(r["gain"]),
+            f"{r['gain_se']:.6f}" if r["gain_se"] else "-",
+            r["badge"],
+            r["verdict"] or "",
+            r["trust"] or "",
+            str(r["seed_n"]),
+            r["hypothesis"] or "",
+        ]
+        for r in found["rows"]
+    ]
+    text = "## Leaderboard\n\n" + _table(["#", "run", "val_bpb", "gain", "±", "noise", "verdict", "trust", "n", "what"], rows)
+    if found["unranked"]:
+        text += "\n\nNot ranked: " + "; ".join(f"{u['id']} ({markdown_cell(u['reason'])})" for u in found["unranked"][:10]) + "."
+    if len(found["ladder"]) > 1:
+        text += (
+            "\n\nBest at each budget: " + ", ".join(f"{s['budget_s']:g} s {bpb(s['val_bpb'])} ({s['id']})" for s in found["ladder"]) + "."
+        )
+    return text
+
+
+def phases(night: Night) -> list[tuple[list[str], list[Run]]]:
+    """The night in stretches: runs in the order of submission that change the same constants; short stretches join the one before."""
+    out: list[tuple[list[str], list[Run]]] = []
+    for run in sorted(night.runs, key=lambda r: r.seq):
+        names = sorted(run.cell or run.overrides or {})
+        if out and (out[-1][0] == names or run.purpose in ("repeat", "promotion") or not names):
+            out[-1][1].append(run)
+        else:
+            out.append((names, [run]))
+    while len(out) > PHASES:
+        at = min(range(1, len(out)), key=lambda i: len(out[i][1]))
+        names, runs = out.pop(at)
+        out[at - 1] = (sorted({*out[at - 1][0], *names}), out[at - 1][1] + runs)
+    return out
+
+
+def _phases(night: Night) -> str:
+    scope = {r.id for r in ranked(night)}
+    rows: list[list[str]] = []
+    before: float | None = None
+    for names, runs in phases(night):
+        good = [r for r in runs if r.id in scope]
+        best = min(good, key=value) if good else None
+        step = before - value(best) if best is not None and before is not None else None
+        kept = sum(r.verdict == Verdict.KEEP for r in runs)
+        rows.append(
+            [
+                f"{runs[0].id}–{runs[-1].id}",
+                str(len(runs)),
+                ", ".join(names) or "the script itself",
+                bpb(value(best)) if best else "-",
+                _step(step),
+                best.id if best else "-",
+                str(kept),
+            ]
+        )
+        if best is not None:
+            before = value(best) if before is None else min(before, value(best))
+    return "## What worked, and when\n\n" + _table(
+        ["runs", "n", "what was varied", "best", "better than all before by", "run", "kept"], rows
+    )
+
+
+def _step(step: float | None) -> str:
+    if step is None:
+        return "-"
+    return f"{step:.6f}" if step > 0 else "no gain"
+
+
+def _time(night: Night) -> str:
+    """Shares of the slot seconds, and what was spent for nothing."""
+    spent: dict[str, float] = defaultdict(float)
+    for run in night.runs:
+        wall = (run.ended_at or night.end) - (run.started_at or night.end)
+        if run.outcome == Outcome.COMPLETED:
+            spent["training that counts"] += min(run.training_s or 0.0, wall)
+            spent["around the training (start, compile, evaluation)"] += max(0.0, wall - (run.training_s or 0.0))
+        elif run.phase != Phase.ENDED:
+            spent["still running"] += wall
+        else:
+            spent[f"{run.outcome} runs"] += wall
+    spent["idle slots"] = max(0.0, night.slot_s - night.busy_s)
+    rows = [
+        [name, f"{seconds / 3600:.2f}", percent(100 * seconds / night.slot_s)]
+        for name, seconds in sorted(spent.items(), key=lambda s: -s[1])
+    ]
+    busy, training = percent(100 * min(1.0, night.busy_s / night.slot_s)), percent(100 * night.training_s / night.slot_s)
+    head = f"Busy share **{busy}**, training share **{training}** of {night.slot_s / 3600:.2f} slot hours ({_count(night.slots, 'slot')} for {night.hours:.2f} h)."
+    return f"## Where the GPU time went\n\n{head}\n\n" + _table(["what", "slot hours", "share"], rows)
+
+
+def alone_s(night: Night) -> tuple[float, float] | None:
+    """(seconds of the night, seconds on one GPU) until the best result: the same runs one after another, an agent's minute each."""
+    found = ranked(night)
+    if not found:
+        return None
+    best = min(found, key=lambda r: (value(r), r.ended_at or 0.0))
+    until = [r for r in night.runs if r.ended_at is not None and r.ended_at <= (best.ended_at or night.end)]
+    return (best.ended_at or night.end) - night.start, sum((r.ended_at or 0) - (r.started_at or 0) + AGENT_S for r in until)
+
+
+def _alone(night: Night) -> str:
+    found = alone_s(night)
+    if found is None:
+        return ""
+    real, single = found
+    return (
+        "## On one GPU\n\n"
+        f"The best result was there after {ago(real)}. The same runs one after another on one such GPU, with {AGENT_S:.0f} s of an "
+        f"agent's time between two, would have taken {ago(single)}: **{single / max(real, 1.0):.1f} times as long**. This assumes that a "
+        "sequential search would have tried the same runs in the same order."
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join(lines + ["| " + " | ".join(markdown_cell(one_line(c, 160)) for c in row) + " |" for row in rows])
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"
