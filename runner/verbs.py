@@ -7,22 +7,54 @@ sees the change and acts. `who` is "cli", "tui", "daemon" or "mcp:NAME".
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from runner import board, submitting, text
+from runner import asked, board, submitting
+from runner.controls import (
+    accept_policy,
+    approve,
+    decline,
+    drain_host,
+    new_night,
+    pause_agent,
+    pause_host,
+    pause_queue,
+    set_approval,
+    set_priority,
+)
 from runner.errors import BadValue, Refused, UnknownName
 from runner.lab import Lab
-from runner.policy import load_policy
-from runner.records import Outcome, Phase, Purpose, Request, Run, Submission, Submitted, Trust, Verdict, WaveRequest
+from runner.records import Outcome, Purpose, Request, Run, Submission, Submitted, Trust, Verdict, WaveRequest
 
 REQUEST_VERBS = ("hosts_check", "host_setup", "gpu_release", "verify", "fetch")
 WHO_FORM = re.compile(r"(cli|tui|daemon|mcp:.{1,64})")
 REQUEST_ID_FORM = re.compile(r"[\x21-\x7e]{1,128}")
-MAX_WORDS = 2000
+
+__all__ = [
+    "accept_policy",
+    "answer",
+    "approve",
+    "ask",
+    "cancel",
+    "decide",
+    "decline",
+    "drain_host",
+    "heard_from",
+    "new_night",
+    "pause_agent",
+    "pause_host",
+    "pause_queue",
+    "promote",
+    "repeat",
+    "requeue",
+    "set_approval",
+    "set_priority",
+    "submit",
+    "submit_wave",
+]
 
 
 def submit(lab: Lab, sub: Submission, *, who: str) -> Submitted:
@@ -54,10 +86,10 @@ def _submit_one(lab: Lab, sub: Submission, who: str) -> Submitted:
         budget_s=budget_s,
         approval=_approval(lab, who),
         parent=parent,
-        hypothesis=_words(sub.hypothesis),
+        hypothesis=asked.words(sub.hypothesis),
         gpu_type=sub.gpu_type,
         want_host=sub.host,
-        priority=_priority(sub.priority),
+        priority=asked.priority(sub.priority),
         repeat_of=_repeated(lab, prepared) if purpose == Purpose.REPEAT else None,
     )
     _night(lab)
@@ -65,18 +97,18 @@ def _submit_one(lab: Lab, sub: Submission, who: str) -> Submitted:
         who,
         "submit",
         run_id,
-        text.one_line(sub.hypothesis, MAX_WORDS) if sub.hypothesis else None,
+        asked.words(sub.hypothesis),
         {"overrides": sub.overrides, "budget_s": budget_s},
     )
     return Submitted([run_id], None, notes + _state_notes(lab, who))
 
 
 def _submit_seeds(lab: Lab, sub: Submission, who: str) -> Submitted:
+    origin: dict[str, Any] = {"base": sub.base, "source": sub.source, "path": sub.path, "overrides": sub.overrides}
+    if sub.diff is not None:
+        origin = {"source": submitting.prepare(lab, sub).text}
     wave = WaveRequest(
-        base=sub.base,
-        source=sub.source,
-        path=sub.path,
-        overrides=sub.overrides,
+        **origin,
         repeats=sub.seeds,
         budget_s=sub.budget_s,
         hypothesis=sub.hypothesis,
@@ -85,18 +117,6 @@ def _submit_seeds(lab: Lab, sub: Submission, who: str) -> Submitted:
         priority=sub.priority,
         purpose=Purpose.REPEAT if sub.purpose == Purpose.EXPERIMENT else sub.purpose,
     )
-    if sub.diff is not None:
-        prepared = submitting.prepare(lab, sub)
-        wave = WaveRequest(
-            source=prepared.text,
-            repeats=sub.seeds,
-            budget_s=sub.budget_s,
-            hypothesis=sub.hypothesis,
-            gpu_type=sub.gpu_type,
-            host=sub.host,
-            priority=sub.priority,
-            purpose=wave.purpose,
-        )
     return _submit_wave(lab, wave, who)
 
 
@@ -139,8 +159,8 @@ def _submit_wave(lab: Lab, request: WaveRequest, who: str) -> Submitted:
     wave_id = lab.store.insert_wave(
         created_at=time.time(),
         kind=kind,
-        title=_words(request.title),
-        hypothesis=_words(request.hypothesis),
+        title=asked.words(request.title),
+        hypothesis=asked.words(request.hypothesis),
         base_sha=base.sha,
         base_run=base.base_run,
         factors=request.factors,
@@ -164,16 +184,16 @@ def _submit_wave(lab: Lab, request: WaveRequest, who: str) -> Submitted:
                     cell=cell,
                     parent=base.base_run,
                     purpose=submitting.purpose_of(lab, varied, budget_s, request.purpose),
-                    hypothesis=_words(request.hypothesis),
+                    hypothesis=asked.words(request.hypothesis),
                     gpu_type=request.gpu_type,
                     want_host=request.host,
-                    priority=_priority(request.priority),
+                    priority=asked.priority(request.priority),
                     repeat_of=_repeated(lab, varied) if request.repeats > 1 else None,
                 )
             )
     _night(lab)
     lab.store.event(
-        who, "submit_wave", wave_id, _words(request.hypothesis), {"runs": run_ids, "factors": request.factors, "budget_s": budget_s}
+        who, "submit_wave", wave_id, asked.words(request.hypothesis), {"runs": run_ids, "factors": request.factors, "budget_s": budget_s}
     )
     return Submitted(run_ids, wave_id, notes + _state_notes(lab, who))
 
@@ -283,7 +303,7 @@ def _copy(
     run_id = submitting.insert(
         lab, prepared, agent=who, purpose=purpose, budget_s=budget_s, approval=_approval(lab, who), **{**taken, **kept, **columns}
     )
-    lab.store.event(who, verb, run_id, _words(why), {"of": run.id})
+    lab.store.event(who, verb, run_id, asked.words(why), {"of": run.id})
     return run_id
 
 
@@ -291,12 +311,12 @@ def cancel(lab: Lab, ids: Iterable[str], *, who: str, why: str | None = None, fo
     """Ask for runs to end (a wave id names all of its runs); notes say which had ended before. `force` skips the grace between TERM and
     KILL."""
     with lab.store.transaction():
-        runs = [run for name in _listed(ids) for run in _runs_named(lab, name)]
+        runs = [run for name in asked.listed(ids) for run in asked.runs_named(lab, name)]
         notes = [f"{run.id} had ended ({run.outcome})." for run in runs if run.ended]
         for run in runs:
             if not run.ended:
                 lab.store.update_run(run.id, wanted="cancel", wanted_force=int(force))
-                lab.store.event(who, "cancel", run.id, _words(why), {"force": force})
+                lab.store.event(who, "cancel", run.id, asked.words(why), {"force": force})
     return notes
 
 
@@ -313,8 +333,8 @@ def decide(lab: Lab, run_id: str, verdict: str, *, who: str, why: str | None, ov
             raise Refused(f"{run.id} has not ended ({run.phase}); a verdict needs its outcome.", next_step="Wait for it, or cancel it.")
         if verdict == Verdict.KEEP:
             _check_keep(lab, run, why, override)
-        lab.store.update_run(run.id, verdict=str(verdict), verdict_by=who, verdict_why=_words(why), verdict_at=time.time())
-        lab.store.event(who, "decide", run.id, _words(why), {"verdict": str(verdict), "override": override})
+        lab.store.update_run(run.id, verdict=str(verdict), verdict_by=who, verdict_why=asked.words(why), verdict_at=time.time())
+        lab.store.event(who, "decide", run.id, asked.words(why), {"verdict": str(verdict), "override": override})
     return submitting.known_run(lab, run_id)
 
 
@@ -331,110 +351,6 @@ def _check_keep(lab: Lab, run: Run, why: str | None, override: bool) -> None:
         raise Refused(f"{run.id} cannot be kept: {doubt}", next_step="Repeat it to learn more, or keep it with override and a reason.")
     if not (why or "").strip():
         raise Refused(f"{run.id} is kept against the evidence ({doubt}); that needs a reason.", next_step="Say why.")
-
-
-def set_priority(lab: Lab, ids: Iterable[str], *, who: str, priority: float | None = None, move: str | None = None) -> None:
-    """Give queued runs a priority (higher first), or move them up, down or to the top of the queue."""
-    if (priority is None) == (move is None) or move not in (None, "up", "down", "top"):
-        raise BadValue("Say a priority, or move: up, down or top.")
-    with lab.store.transaction():
-        wanted = [submitting.known_run(lab, name) for name in _listed(ids)]
-        for run in wanted:
-            if run.phase not in (Phase.QUEUED, Phase.PROPOSED):
-                raise Refused(f"{run.id} is not waiting ({run.phase}); only waiting runs have a place in the queue.")
-        if priority is not None:
-            for run in wanted:
-                lab.store.update_run(run.id, priority=_priority(priority))
-        else:
-            _reorder(lab, [r.id for r in wanted], str(move))
-        for run in wanted:
-            lab.store.event(who, "priority", run.id, None, {"priority": priority, "move": move})
-
-
-def _reorder(lab: Lab, ids: list[str], move: str) -> None:
-    """Change the order of the queue with as few new priorities as will do."""
-    queue = [r for r in lab.store.active_runs() if r.phase in (Phase.QUEUED, Phase.PROPOSED)]
-    order = [r.id for r in queue]
-    if move == "top":
-        order = [i for i in order if i in ids] + [i for i in order if i not in ids]
-    else:
-        walk = range(1, len(order)) if move == "up" else range(len(order) - 2, -1, -1)
-        step = -1 if move == "up" else 1
-        for at in walk:
-            if order[at] in ids and order[at + step] not in ids:
-                order[at], order[at + step] = order[at + step], order[at]
-    by_id = {r.id: r for r in queue}
-    below: tuple[float, int] | None = None
-    for run_id in reversed(order):
-        run = by_id[run_id]
-        priority = run.priority
-        if below is not None and (priority, -run.seq) <= below:
-            priority = below[0] if -run.seq > below[1] else below[0] + 0.001
-            lab.store.update_run(run_id, priority=priority)
-        below = (priority, -run.seq)
-
-
-def pause_queue(lab: Lab, on: bool, *, who: str, why: str | None = None) -> None:
-    """Start nothing new (live runs go on), or go on starting."""
-    _setting(lab, "queue_paused", on, who, "pause_queue" if on else "resume_queue", "queue", why)
-
-
-def pause_agent(lab: Lab, name: str, on: bool, *, who: str, why: str | None = None) -> None:
-    """Start none of one agent's runs, or go on."""
-    paused = set(lab.store.setting("paused_agents", []))
-    paused = paused | {name} if on else paused - {name}
-    _setting(lab, "paused_agents", sorted(paused), who, "pause_agent" if on else "resume_agent", name, why)
-
-
-def pause_host(lab: Lab, name: str, on: bool, *, who: str, why: str | None = None) -> None:
-    """Start nothing new on a host, or go on."""
-    _host(lab, name, who, "pause_host" if on else "resume_host", why, paused=int(on))
-
-
-def drain_host(lab: Lab, name: str, on: bool, *, who: str, why: str | None = None) -> None:
-    """Let a host finish what it runs and take nothing more, or take it back."""
-    _host(lab, name, who, "drain_host" if on else "undrain_host", why, drain=int(on))
-
-
-def set_approval(lab: Lab, mode: str, *, who: str, why: str | None = None) -> None:
-    """`ask`: submissions of agents wait for a human; `auto`: they are queued at once."""
-    if mode not in ("auto", "ask"):
-        raise BadValue(f"The approval mode is {mode!r}.", next_step="Allowed: auto, ask.")
-    _setting(lab, "approval", mode, who, "approval", "lab", why)
-
-
-def approve(lab: Lab, ids: Iterable[str], *, who: str, why: str | None = None) -> None:
-    """Let proposed runs into the queue."""
-    _answer_proposals(lab, ids, who, why, approval="approved", phase=Phase.QUEUED)
-
-
-def decline(lab: Lab, ids: Iterable[str], *, who: str, why: str | None) -> None:
-    """Turn proposed runs down; the agent sees the reason."""
-    _answer_proposals(
-        lab,
-        ids,
-        who,
-        why,
-        approval="declined",
-        phase=Phase.ENDED,
-        outcome=Outcome.DECLINED,
-        ended_at=time.time(),
-        cause_text=_words(why) or "declined by a human",
-    )
-
-
-def _answer_proposals(lab: Lab, ids: Iterable[str], who: str, why: str | None, **columns: Any) -> None:
-    if who.startswith("mcp:"):
-        raise Refused("Approval is a human's: it is given in the TUI or with `overnight approve`.")
-    with lab.store.transaction():
-        for name in _listed(ids):
-            for run in _runs_named(lab, name):
-                if run.phase != Phase.PROPOSED:
-                    if run.id == name:
-                        raise Refused(f"{run.id} is not waiting for approval ({run.phase}).")
-                    continue
-                lab.store.update_run(run.id, approval_why=_words(why), **columns)
-                lab.store.event(who, str(columns["approval"]).removesuffix("d"), run.id, _words(why))
 
 
 def ask(lab: Lab, verb: str, args: dict[str, Any], *, who: str) -> int:
@@ -455,27 +371,10 @@ def answer(lab: Lab, request_id: int) -> Request:
     return found
 
 
-def accept_policy(lab: Lab, *, who: str) -> None:
-    """Put the present hosts.toml in force, also where it loosens a limit; only a human may."""
-    if who.startswith("mcp:"):
-        raise Refused("The policy is accepted by a human, in the TUI or with `overnight policy accept`.")
-    load_policy(lab.hosts_file)  # what cannot be used is not accepted
-    lab.accept(lab.hosts_file.read_text(encoding="utf-8"))
-    lab.store.event(who, "accept_policy", str(lab.hosts_file))
-
-
 def heard_from(lab: Lab, who: str) -> None:
     """Note that an agent called just now: GPUs that idle while no agent calls are shown with this age. No audit event: nothing is asked
     for."""
     lab.store.set_setting("last_agent_call", {"who": who, "at": time.time()})
-
-
-def new_night(lab: Lab, *, who: str) -> None:
-    """Start counting max_wall_hours anew."""
-    _setting(lab, "night_started_at", time.time(), who, "new_night", "lab", None)
-
-
-# -- shared ---------------------------------------------------------------------------------
 
 
 def _replayed(lab: Lab, request_id: str | None, verb: str, who: str, act: Callable[[], Submitted]) -> Submitted:
@@ -519,52 +418,6 @@ def _repeated(lab: Lab, prepared: submitting.Prepared) -> str | None:
     return found[0].id if found else None
 
 
-def _runs_named(lab: Lab, name: str) -> list[Run]:
-    if name[:1] == "w" and name[1:].isdigit():
-        if lab.store.wave(name) is None:
-            raise UnknownName("wave", name, [w.id for w in lab.store.waves(50)])
-        return lab.store.runs("wave_id = ?", (name,))
-    return [submitting.known_run(lab, name)]
-
-
-def _listed(ids: Iterable[str]) -> list[str]:
-    names = [ids] if isinstance(ids, str) else list(ids)
-    if not names:
-        raise BadValue("No run was named.", next_step="Give an id such as r0001, or a wave such as w1.")
-    return list(dict.fromkeys(names))
-
-
-def _setting(lab: Lab, key: str, value: Any, who: str, verb: str, subject: str, why: str | None) -> None:
-    with lab.store.transaction():
-        lab.store.set_setting(key, value)
-        lab.store.event(who, verb, subject, _words(why), {key: value})
-
-
-def _host(lab: Lab, name: str, who: str, verb: str, why: str | None, **columns: int) -> None:
-    with lab.store.transaction():
-        known = lab.policy().host(name)
-        if known is None and name not in [h.name for h in lab.store.hosts()]:
-            raise UnknownName("host", name, [h.name for h in lab.policy().hosts], where="hosts.toml")
-        if name in [h.name for h in lab.store.hosts()]:
-            lab.store.upsert_host(name, **columns)
-        elif known is not None:
-            lab.store.upsert_host(name, kind=known.kind, state="new", since=time.time(), **columns)
-        lab.store.event(who, verb, name, _words(why))
-
-
 def _night(lab: Lab) -> None:
     if lab.store.setting("night_started_at") is None:
         lab.store.set_setting("night_started_at", time.time())
-
-
-def _priority(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or abs(value) > 1e6:
-        raise BadValue(f"The priority is {value!r}.", next_step="Allowed: a number from -1e6 to 1e6; higher goes first.")
-    return float(value)
-
-
-def _words(value: str | None) -> str | None:
-    """Prose from outside: cleaned and cut, None when empty."""
-    if value is None or not value.strip():
-        return None
-    return text.clean(value)[:MAX_WORDS]
