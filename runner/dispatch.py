@@ -219,7 +219,9 @@ class Dispatcher:
         track = self.roster.tracks.get(run_id)
         if track is None or track.stop_asked is not None or track.launching:
             return
-        engine = self.roster.engines.get(track.run.host or "")
+        engine, report = self.roster.engines.get(track.run.host or ""), self.roster.reports.get(track.run.host or "")
+        if report is None or not report.up:
+            return  # what was handed ahead is there so that a host out of contact does not idle
         if engine is not None:
             log.info("%s is taken back: %s", run_id, why)
             await reconcile.ask_stop(self.roster, engine, track, "withdrawn", why)

@@ -1,9 +1,8 @@
-"""Looking after hosts, on request: `check` says what a host is and lacks, `setup` makes it ready. Called by the daemon only, which holds
-the connections.
+"""Looking after hosts, on request: `check` says what a host is and lacks, `setup` makes it ready. Called by the daemon only, which
+holds the connections.
 
 A check has a deadline and never raises: what cannot be told is a check of its own that failed. `setup` runs on the host under a
-supervisor, so that
-a lost link or a restarted daemon does not stop it.
+supervisor, so that a lost link or a restarted daemon does not stop it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A machine reached over ssh: the same supervisor, sampler and run directories as here, asked over one connection.
 
-One round trip per poll answers for all runs of the host, and brings what is new of their logs and events along; `read` then answers from
-what came.
-A host out of contact makes states `unknown`, never failed.
+One round trip per poll answers for all runs of the host, and brings what is new of their logs and events along; `read` then answers
+from what came. A host out of contact makes states `unknown`, never failed.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ CALL_PIECE = 1 << 20
 HELD_MOST = 1 << 20
 BLOB_PIECE = 4 << 20
 SKEW_TOLERATED_S = 1.0
+FIRST_TRY_S = 5.0
 FOLLOWED = {"out.log": 0, "work/events.jsonl": 1}
 
 
@@ -197,6 +197,7 @@ class SshEngine:
 
     async def poll(self, run_ids: list[str], hosts: dict[str, str]) -> dict[str, State]:
         """States of the given runs, in one round trip; `unknown` while the host is out of contact."""
+        await self.link.first_try(FIRST_TRY_S)  # a daemon that has just started knows nothing of the host, which is not the host's fault
         wanted = {}
         for run_id in run_ids:
             log, events = self.ahead.setdefault(run_id, (Ahead(), Ahead()))

@@ -1,9 +1,8 @@
-"""One ssh connection to one host, and the conversation over it: connect, put our on-host files there, ask, hear samples, come back after
-a loss.
+"""One ssh connection to one host, and the conversation over it: connect, put our on-host files there, ask, hear samples, come back
+after a loss.
 
 The one place that knows asyncssh's errors. A call either has an answer or raises HostError; whether a request that was cut off took
-effect is for
-`poll` to find out, so every request may be asked twice.
+effect is for `poll` to find out, so every request may be asked twice.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ KEEPALIVE_S, KEEPALIVE_COUNT = 5, 3  # a cut link is noticed after (3 + 1) x 5 s
 CONNECT_LIMIT_S = 15.0
 CALL_LIMIT_S = 20.0
 BOOT_LIMIT_S = 60.0  # the first time 300 kB travel
-MAX_CHANNELS = 6  # OpenSSH's MaxSessions is 10, and the user has shells of their own
 BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 DEFAULT_WORKDIR = "~/overnight"
 MARKER = b"OVERNIGHT-LINK\n"
@@ -134,13 +132,12 @@ class SshLink:
         self.skew_s = 0.0
         self.down_since: float | None = time.time()
         self.connection: asyncssh.SSHClientConnection | None = None
-        self.channels = asyncio.Semaphore(MAX_CHANNELS)
         self.connects = self.calls = 0
         self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[tuple[Any, bytes]]] = {}
         self._ids = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
-        self._nudge = asyncio.Event()
+        self._nudge, self._tried = asyncio.Event(), asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
 
     @property
@@ -158,6 +155,11 @@ class SshLink:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+
+    async def first_try(self, limit_s: float) -> None:
+        """Wait until the first attempt to connect has come to something, good or bad."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._tried.wait(), limit_s)
 
     def retry_now(self) -> None:
         """Cut a back-off short, because somebody asks."""
@@ -178,6 +180,7 @@ class SshLink:
                 failures += 1
             finally:
                 self._down()
+                self._tried.set()
             wait_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)] * random.uniform(0.8, 1.2)
             log.info("%s: %s; again in %.1f s", self.host.name, self.error, wait_s)
             self._nudge.clear()
@@ -212,6 +215,7 @@ class SshLink:
         self.hello = first[0]["hello"]
         self.skew_s = float(self.hello["now"]) - (asked + time.time()) / 2
         self._channel, self.up, self.error, self.down_since = channel, True, None, None
+        self._tried.set()
         while (frame := await channel.receive()) is not None:
             self._take(*frame)
 

@@ -1,8 +1,7 @@
 """The run itself: its first process, everything below it, and what it prints.
 
 The supervisor is a sub-reaper, so a worker that double-forks or opens its own session comes back to it. The kernel answers "is the tree
-gone?":
-`wait4` says ECHILD exactly when no descendant is left.
+gone?": `wait4` says ECHILD exactly when no descendant is left.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 its children.
 
 A frame is one line of JSON, followed by as many raw bytes as its `bytes` says. Requests: {id, op, args, bytes}. Answers: {id, value,
-bytes} or
-{id, error}. Unasked: {hello: …} first, and {sample: line}.
+bytes} or {id, error}. Unasked: {hello: …} first, and {sample: line}.
 """
 
 from __future__ import annotations

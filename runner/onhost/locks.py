@@ -1,9 +1,8 @@
 """One lock per GPU and machine, shared by every lab and user on it: flock on LOCK_DIR/UUID.lock.
 
 The run inherits the open lock, so a GPU stays locked as long as any of its processes lives, even after kill -9 of the supervisor. The
-text of a
-lock says who holds it and, after a release, whether the GPU's memory was seen to be back: a note for people and for the next run, never
-the lock itself.
+text of a lock says who holds it and, after a release, whether the GPU's memory was seen to be back: a note for people and for the next
+run, never the lock itself.
 """
 
 from __future__ import annotations

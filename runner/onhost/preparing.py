@@ -1,11 +1,10 @@
 """`overnight hosts setup` on the host: a venv, the trainer's packages, the trainer's files, its data. Runs under the supervisor, so a
-lost link
-does not stop it, and may be repeated: what is done already is found done.
+lost link does not stop it, and may be repeated: what is done already is found done.
 
     python -I -c '…preparing.main()' plan.json      in a folder that holds the trainer's files in files/
 
-Plan: {workdir, python or null, requirements, torch, index_url or null, data_command or null}. Prints `STEP n/m words` lines. Writes only
-below workdir.
+Plan: {workdir, python or null, requirements, torch, index_url or null, data_command or null}. Prints `STEP n/m words` lines. Writes
+only below workdir.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     sampler.main(["--interval", "1.0", "--limit", "5.0"])        or, once: ["--once"]
 
-NVML calls can block for ever, so they run in a child with a time limit: a hung driver gives lines with `error`, never silence. Ends when
-its stdin closes.
+NVML calls can block for ever, so they run in a child with a time limit: a hung driver gives lines with `error`, never silence. Ends
+when its stdin closes.
 """
 
 from __future__ import annotations

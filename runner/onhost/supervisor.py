@@ -3,8 +3,9 @@ what happened.
 
     python -I -c 'import sys; sys.path.insert(0, PARENT); from onhost import supervisor; sys.exit(supervisor.main())' RUN_DIR [--foreground]
 
-RUN_DIR/spec.json is there already; the files are described in FORMAT.md section 3. Returns once the run is on record: 0 started, 3 refused
-(--foreground), 4 another supervisor owns this directory, 5 it was used before, 2 the spec cannot be used (the reason on stderr).
+RUN_DIR/spec.json is there already; the files are described in FORMAT.md section 3. Returns once the run is on record: 0 started, 3
+refused (--foreground), 4 another supervisor owns this directory, 5 it was used before, 2 the spec cannot be used (the reason on
+stderr).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""An interpreter that has done its imports and waits: `python warm.py GATE_FD MODULES script.py args…`, started by a waiting supervisor.
+"""An interpreter that has done its imports and waits: `python warm.py GATE_FD MODULES script.py args…`, started by a waiting
+supervisor.
 
-Imports of torch take 8-9 s on a GPU host; done while the run before still trains, they cost no slot time. Imported modules must not open
-the GPU at import.
+Imports of torch take 8-9 s on a GPU host; done while the run before still trains, they cost no slot time. Imported modules must not
+open the GPU at import.
 """
 
 import importlib

@@ -25,6 +25,7 @@ from tests.runner.labs import make_lab
 from tests.runner.onhost.rig import nvml_library
 
 __all__ = ["net", "nvml_library"]
+NO_TORCH = "import json; print(json.dumps({'python': '3.12.1', 'torch_error': 'ImportError: no'}))"
 system = [pytest.mark.system, pytest.mark.timeout(120)]
 
 
@@ -74,7 +75,7 @@ class TestOnHosts:
         assert checks["torch"]["ok"] is False and report["state"] == "unfit" and "hosts setup gpu1" in report["next"]
         assert [gpu["uuid"] for gpu in report["gpus"]] == ["GPU-1a", "GPU-1b"]
 
-    async def test_check_of_hosts_that_do_not_answer_ends_in_time(self, engines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_check_of_silent_hosts_ends_in_time(self, engines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(hostcare, "CONNECT_LIMIT_S", 3.0)
         lab = make_lab(tmp_path)
         config = tmp_path / "config"
@@ -137,7 +138,7 @@ class TestOnHosts:
 
 
 async def test_check_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hostcare.inspecting, "PROBE", "import json; print(json.dumps({'python': '3.12.1', 'torch_error': 'ImportError: no'}))")
+    monkeypatch.setattr(hostcare.inspecting, "PROBE", NO_TORCH)
     lab = make_lab(tmp_path)
     engine = LocalEngine(lab, HostPolicy("here", gpus=[]))
     await engine.start()

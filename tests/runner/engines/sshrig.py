@@ -22,7 +22,6 @@ import pytest
 from runner.policy import HostPolicy
 from tests.runner.onhost.rig import FakeNvml, until
 
-NET = "10.79.0"
 INIT = """import os, signal, time
 signal.signal(15, lambda *a: os._exit(0))
 while True:
@@ -44,6 +43,13 @@ def tool_path(tool: str) -> str | None:
     return shutil.which(tool, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
+def free_subnet() -> str:
+    """A subnet no other test run on this machine uses."""
+    taken = subprocess.run(["ip", "-o", "-4", "addr"], capture_output=True, text=True, timeout=10, check=True).stdout
+    start = os.getpid()
+    return next(net for net in (f"10.79.{(start + n) % 250}" for n in range(250)) if f" {net}.254/" not in taken)
+
+
 def run(*command: str) -> None:
     """A command that must work."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
@@ -56,7 +62,7 @@ class SshHost:
 
     def __init__(self, net: Net, number: int) -> None:
         self.net, self.number = net, number
-        self.name, self.address = f"gpu{number}", f"{NET}.{number}"
+        self.name, self.address = f"gpu{number}", f"{net.subnet}.{number}"
         self.netns = f"{net.tag}n{number}"
         self.folder = net.folder / self.name
         self.work = self.folder / "work"
@@ -105,7 +111,7 @@ class SshHost:
             f"exec {sys.executable} -I -S -c '{INIT}'"
         )
         command = ["ip", "netns", "exec", self.netns, "unshare", "--mount", "--pid", "--fork", "--mount-proc", "--uts", "--kill-child"]
-        outer = subprocess.Popen([*command, "sh", "-c", script], stdin=subprocess.DEVNULL)
+        outer = subprocess.Popen([*command, "sh", "-c", script], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.processes.append(outer)
 
         def child() -> int:
@@ -179,12 +185,14 @@ class SshHost:
     def freeze(self) -> None:
         """Stop every process of the host."""
         for pid in self.pids():
-            os.kill(pid, signal.SIGSTOP)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let them go on."""
-        for pid in self.pids():
-            os.kill(pid, signal.SIGCONT)
+        """Let them go on (and nsenter and unshare, which stop themselves when their child is stopped)."""
+        for pid in [*self.pids(), *(process.pid for process in self.processes if process.poll() is None)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def off(self) -> None:
         """Every process of the host dies at once."""
@@ -224,13 +232,14 @@ class Net:
     def __init__(self, folder: Path, nvml_library: Path) -> None:
         self.folder, self.nvml_library = folder, nvml_library
         self.tag = f"o{os.getpid() % 100000}"
+        self.subnet = free_subnet()
         self.bridge = f"{self.tag}b"
         self.key, self.known_hosts, self.config = folder / "client", folder / "known_hosts", folder / "ssh_config"
         run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
         self.known_hosts.touch()
         self.config.write_text(f"Host *\n  UserKnownHostsFile {self.known_hosts}\n")
         run("ip", "link", "add", self.bridge, "type", "bridge")
-        run("ip", "addr", "add", f"{NET}.254/24", "dev", self.bridge)
+        run("ip", "addr", "add", f"{self.subnet}.254/24", "dev", self.bridge)
         run("ip", "link", "set", self.bridge, "up")
         self.hosts: list[SshHost] = []
 

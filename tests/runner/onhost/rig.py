@@ -137,16 +137,25 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     rig.clean()
 
 
+def compiler() -> str | None:
+    """A C compiler of this machine."""
+    return shutil.which("gcc") or shutil.which("cc")
+
+
+def build_stub(folder: Path) -> Path:
+    """Compile the stand-in into a folder; the folder."""
+    target = str(folder / "libnvidia-ml.so.1")
+    command = [str(compiler()), "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", target, str(STUB)]
+    subprocess.run(command, check=True, timeout=60)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the compiled stand-in."""
-    gcc = shutil.which("gcc") or shutil.which("cc")
-    if gcc is None:
+    if compiler() is None:
         pytest.skip("no C compiler: the NVML stand-in cannot be built (apt-get install gcc)")
-    folder = tmp_path_factory.mktemp("nvml")
-    target = str(folder / "libnvidia-ml.so.1")
-    subprocess.run([gcc, "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", target, str(STUB)], check=True, timeout=60)
-    return folder
+    return build_stub(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """A training script that can bear witness: what it printed, when it had a GPU, and whether anybody else had it at the same time.
 
-It writes each line to `printed` before printing it, and keeps a lock of its own per GPU (not Overnight's) that its children inherit.
+It writes each line to a file of its own before printing it, and keeps a lock of its own per GPU (not Overnight's) that its children inherit.
 """
 
 import fcntl
@@ -38,7 +38,7 @@ def main():
     if CHILD and os.fork() == 0:
         os.setsid()
         time.sleep(600)
-    printed = os.open("printed", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    printed = os.open(os.environ["WITNESS"] + "/printed-" + run, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     if FILL:
         with open("big", "wb") as file:
             while True:
