@@ -45,7 +45,8 @@ def decide(
                 f"gpu_type, budget_s and seeds do not belong to action='{action}'.",
                 next_step="Use action='promote' or 'repeat' for new runs.",
             )
-        run = verbs.decide(lab, id, action, who=call.who, why=why, override=override)
+        if (run.verdict, run.verdict_by, run.verdict_why) != (action, call.who, why):  # a repeated call decides nothing new
+            run = verbs.decide(lab, id, action, who=call.who, why=why, override=override)
         return Answer(facts={"id": run.id, "verdict": run.verdict, "why": run.verdict_why, "val_bpb": run.val_bpb})
     if action == "repeat":
         if gpu_type is not None or budget_s is not None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from mcp_server.answers import Answer, Output, Table, rounded
+from mcp_server.answers import BUDGET_CHARS, Answer, Output, Table, compact, rounded
 from mcp_server.calls import Call
 from runner import compare, queries
 from runner.errors import BadValue, UnknownName
@@ -229,6 +229,9 @@ def get_run(
         Literal["summary", "source", "diff"], Field(description="source: the script it ran; diff: against its parent, or its base.")
     ] = "summary",
     offset: Annotated[int, Field(description="For source and diff: start at this character.", ge=0)] = 0,
+    max_chars: Annotated[
+        int, Field(description="For source and diff: how much of it; 60000 shows most scripts whole.", ge=200, le=60_000)
+    ] = 5000,
 ) -> Answer:
     """Everything about one run: outcome and cause, val_bpb with trust, what differs from its parent, speed, memory, verdict, flags with
     evidence, and on request its source or diff. Use it before building on a run, and after a failure (then read_log)."""
@@ -236,10 +239,14 @@ def get_run(
     run = known_run(lab, id)
     if show != "summary":
         text, against = (lab.source_text(run.source_sha), None) if show == "source" else compare.diff_of(lab, run)
-        return page_of_text(run, show, text, offset, {"against": against} if against else {})
+        return page_of_text(run, show, text, offset, max_chars, {"against": against} if against else {})
     obj = queries.run_object(lab, run)
     left_out = {"id", "flags", "overrides", "constants", "attributes", "source", "gpu_uuid", "queue_position"}
     facts = {"id": run.id, **{k: stamp(v) if k.endswith("_at") else v for k, v in obj.items() if k not in left_out and v is not None}}
+    if run.approval == "none":
+        facts.pop("approval", None)
+    elif run.approval_why:
+        facts["approval_why"] = run.approval_why
     if obj.get("queue_position") is not None and not run.ended:
         facts["queue_position"] = obj["queue_position"]
     answer = Answer(facts=facts)
@@ -260,13 +267,15 @@ def stamp(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(at))
 
 
-def page_of_text(run: Run, what: str, text: str, offset: int, facts: dict[str, Any]) -> Answer:
-    """A stretch of a long text of a run, as quoted data, with the offset that continues."""
-    window = 5000
-    part = text[offset : offset + window]
-    more = offset + window < len(text)
-    facts = {"id": run.id, **facts, "characters": len(text), "offset": offset, "next_offset": offset + window if more else None}
-    return Answer(facts=facts, output=Output(run.id, part or "(nothing here)", keep_end=False, what=what))
+def page_of_text(run: Run, what: str, text: str, offset: int, max_chars: int, facts: dict[str, Any]) -> Answer:
+    """A stretch of a long text of a run, as quoted data, with the offset that continues. Asking for more than fits raises the budget."""
+    part = text[offset : offset + max_chars]
+    end = offset + len(part)
+    facts = {"id": run.id, **facts, "characters": len(text), "offset": offset, "next_offset": end if end < len(text) else None}
+    output = Output(run.id, part or "(nothing here)", keep_end=False, what=what)
+    # a margin on every line, and what JSON escapes: quotes, line breaks, backslashes
+    need = 1200 + len(compact(part)) + 4 * part.count("\n")
+    return Answer(facts=facts, output=output, budget_chars=max(BUDGET_CHARS, need))
 
 
 def read_log(

@@ -50,10 +50,16 @@ def mcp(
     http: Annotated[
         str | None, typer.Option("--http", metavar="HOST:PORT", help="Serve Streamable HTTP here instead of stdio; needs the lab's token.")
     ] = None,
+    agent: Annotated[
+        str | None, typer.Option("--agent", metavar="NAME", help="Name for the audit trail (default: what the client calls itself).")
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="Another Host name that HTTP clients may use.")
+    ] = None,
 ) -> None:
     """Serve the lab to an agent over MCP. On stdio, or over HTTP with --http."""
     server = face("mcp_server.server", 'pip install "mcp>=2.3,<3"')
-    raise typer.Exit(int(server.main(find_lab(context.find_root().obj), http=http) or 0))
+    raise typer.Exit(int(server.main(find_lab(context.find_root().obj), http=http, agent=agent, allow_hosts=allow_host or []) or 0))
 
 
 def connect(

@@ -101,3 +101,25 @@ def test_a_lab_that_cannot_be_used_is_one_sentence_and_an_exit_code(tmp_path: Pa
         [sys.executable, "-m", "mcp_server", "--lab", str(folder)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 1 and done.stdout == "" and "Traceback" not in done.stderr and "chmod 700" in done.stderr
+
+
+NOISY = """
+import os, subprocess, sys
+from runner import queries
+quiet = queries.lab_line
+def noisy(lab):
+    print("a library prints a banner")
+    os.write(1, b"and writes to the file descriptor\\n")
+    subprocess.run([sys.executable, "-c", "print('so does its child')"], check=True)
+    return quiet(lab)
+queries.lab_line = noisy
+from mcp_server.server import main
+sys.exit(main(sys.argv[1], start_daemon=False))
+"""
+
+
+async def test_what_a_library_prints_while_serving_stays_out_of_the_protocol(lab: Lab) -> None:
+    noisy = StdioServerParameters(command=sys.executable, args=["-c", NOISY, str(lab.path)])
+    async with connected(noisy) as agent:
+        for _ in range(3):
+            assert "GPUs idle" in (await agent("leaderboard"))["lab"]

@@ -76,46 +76,44 @@ async def test_two_submissions_of_one_key_at_once_start_one_run(agent: Agent, la
     assert {a["id"] for a in answers} == {"r0001"} and lab.store.count_runs() == 1
 
 
-@pytest.mark.parametrize(
-    ("tool", "arguments", "words"),
-    [
-        ("run_experiment", {"learning_rate": 0.1}, ["no argument 'learning_rate'", "overrides", "request_id"]),
-        ("run_experiment", {"MATRIX_LR": 0.1}, ["overrides={'MATRIX_LR'"]),
-        ("run_experiment", {"overide": {"DEPTH": 5}}, ["Did you mean 'overrides'"]),
-        ("run_experiment", {"overrides": {"DEPHT": 5}}, ["no constant 'DEPHT'", "DEPTH"]),
-        ("run_experiment", {"overrides": {"DEPTH": "deep"}}, ["DEPTH"]),
-        ("run_experiment", {"path": "prepare.py"}, ["prepare.py", "Editable: train.py"]),
-        ("run_experiment", {"path": "../../etc/passwd"}, ["not a file that may be edited"]),
-        ("run_experiment", {"source": "def f(:\n"}, ["line 1"]),
-        ("run_experiment", {"source": "x = 1\n", "base": "r0001"}, ["one way"]),
-        ("run_experiment", {"base": "r0099"}, ["no run 'r0099'"]),
-        ("run_experiment", {"budget_s": 0}, ["greater than 0"]),
-        ("run_experiment", {"budget_s": 1e6}, ["less than or equal"]),
-        ("run_experiment", {"host": "sima"}, ["no host 'sima'", "sim"]),
-        ("submit_wave", {}, ["grid of factors"]),
-        ("submit_wave", {"factors": {"DEPTH": []}}, ["at least 1"]),
-        ("wait_for_results", {"timeout_s": 300}, ["50"]),
-        ("wait_for_results", {"ids": ["r0042"]}, ["no run 'r0042'"]),
-        ("wait_for_results", {"wave": "w9"}, ["no wave 'w9'"]),
-        ("wait_for_results", {"cursor": "mine:1-x"}, ["not part of a cursor"]),
-        ("wait_for_results", {"cursor": "w1:1-2"}, ["belongs to a wait for 'w1'"]),
-        ("get_run", {"id": "r1"}, ["no run 'r1'"]),
-        ("get_run", {}, ["needs the argument 'id'"]),
-        ("get_metrics", {"ids": ["r0001"], "metrics": ["speed"]}, ["loss"]),
-        ("leaderboard", {"cursor": "xyz"}, ["not a cursor"]),
-        ("list_runs", {"phase": "done"}, ["queued"]),
-        ("decide", {"id": "r0001", "action": "keep", "why": "x"}, ["no run"]),
-        ("cancel", {}, ["ids or wave"]),
-        ("analyze_wave", {"wave": "w1"}, ["no wave"]),
-    ],
-)
-async def test_a_wrong_call_is_one_sentence_and_changes_nothing(
-    agent: Agent, lab: Lab, tool: str, arguments: dict[str, object], words: list[str]
-) -> None:
-    told = await agent.fails(tool, **arguments)
-    for word in words:
-        assert word in told, told
-    assert "Traceback" not in told and "pydantic" not in told and "Error executing" not in told
+WRONG_CALLS: list[tuple[str, dict[str, object], list[str]]] = [
+    ("run_experiment", {"learning_rate": 0.1}, ["no argument 'learning_rate'", "overrides", "request_id"]),
+    ("run_experiment", {"MATRIX_LR": 0.1}, ["overrides={'MATRIX_LR'"]),
+    ("run_experiment", {"overide": {"DEPTH": 5}}, ["Did you mean 'overrides'"]),
+    ("run_experiment", {"overrides": {"DEPHT": 5}}, ["no constant 'DEPHT'", "DEPTH"]),
+    ("run_experiment", {"overrides": {"DEPTH": "deep"}}, ["DEPTH"]),
+    ("run_experiment", {"path": "prepare.py"}, ["prepare.py", "Editable: train.py"]),
+    ("run_experiment", {"path": "../../etc/passwd"}, ["not a file that may be edited"]),
+    ("run_experiment", {"source": "def f(:\n"}, ["line 1"]),
+    ("run_experiment", {"source": "x = 1\n", "base": "r0001"}, ["one way"]),
+    ("run_experiment", {"base": "r0099"}, ["no run 'r0099'"]),
+    ("run_experiment", {"budget_s": 0}, ["greater than 0"]),
+    ("run_experiment", {"budget_s": 1e6}, ["less than or equal"]),
+    ("run_experiment", {"host": "sima"}, ["no host 'sima'", "sim"]),
+    ("submit_wave", {}, ["grid of factors"]),
+    ("submit_wave", {"factors": {"DEPTH": []}}, ["at least 1"]),
+    ("wait_for_results", {"timeout_s": 300}, ["50"]),
+    ("wait_for_results", {"ids": ["r0042"]}, ["no run 'r0042'"]),
+    ("wait_for_results", {"wave": "w9"}, ["no wave 'w9'"]),
+    ("wait_for_results", {"cursor": "mine:1-x"}, ["not part of a cursor"]),
+    ("wait_for_results", {"cursor": "w1:1-2"}, ["belongs to a wait for 'w1'"]),
+    ("get_run", {"id": "r1"}, ["no run 'r1'"]),
+    ("get_run", {}, ["needs the argument 'id'"]),
+    ("get_metrics", {"ids": ["r0001"], "metrics": ["speed"]}, ["loss"]),
+    ("leaderboard", {"cursor": "xyz"}, ["not a cursor"]),
+    ("list_runs", {"phase": "done"}, ["queued"]),
+    ("decide", {"id": "r0001", "action": "keep", "why": "x"}, ["no run"]),
+    ("cancel", {}, ["ids or wave"]),
+    ("analyze_wave", {"wave": "w1"}, ["no wave"]),
+]
+
+
+async def test_a_wrong_call_is_one_sentence_and_changes_nothing(agent: Agent, lab: Lab) -> None:
+    for tool, arguments, words in WRONG_CALLS:
+        told = await agent.fails(tool, **arguments)
+        for word in words:
+            assert word in told, f"{tool} {arguments}: {told}"
+        assert "Traceback" not in told and "pydantic" not in told and "Error executing" not in told
     assert lab.store.count_runs() == 0
 
 
@@ -392,3 +390,21 @@ async def test_what_a_human_cancelled_is_told_with_the_reason(agent: Agent, lab:
     assert "a human cancelled r0001" in told["lab"]
     await agent("cancel", ids=["r0002"])
     assert "r0002" not in (await agent("list_gpus"))["lab"], "its own cancellations are no news to it"
+
+
+async def test_a_whole_source_comes_on_request(agent: Agent, lab: Lab) -> None:
+    body = "\n".join(f'NAME_{n} = "some \\"quoted\\" text"' for n in range(600))
+    await agent("run_experiment", source=f"DEPTH = 8\n{body}\n")
+    page = await agent.raw("get_run", id="r0001", show="source")
+    assert chars(page) <= 8000 and page.structured_content is not None
+    assert page.structured_content["next_offset"] == 5000
+    whole = await agent("get_run", id="r0001", show="source", max_chars=60_000)
+    assert "next_offset" not in whole and "NAME_599" in whole["output"] and "| DEPTH = 8\n" in whole["output"]
+
+
+async def test_a_verdict_repeated_after_a_lost_reply_is_one_event(agent: Agent, lab: Lab) -> None:
+    await agent("run_experiment")
+    finish(lab, "r0001", 1.0)
+    for _ in range(2):
+        await agent("decide", id="r0001", action="discard", why="no gain")
+    assert [e.verb for e in lab.store.events()].count("decide") == 1
