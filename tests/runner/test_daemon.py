@@ -16,6 +16,8 @@ from runner.lab import Lab
 from runner.records import Run, Submission, WaveRequest
 from tests.runner.daemons import ended, local_lab, serving, until
 
+pytestmark = pytest.mark.timeout(90)
+
 
 @pytest.fixture(autouse=True)
 def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

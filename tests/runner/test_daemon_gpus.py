@@ -16,6 +16,8 @@ from tests.runner.daemons import TINY, ended, serving, until
 from tests.runner.labs import make_lab
 from tests.runner.onhost.rig import FakeNvml, nvml, nvml_library
 
+pytestmark = pytest.mark.timeout(90)
+
 __all__ = ["nvml", "nvml_library"]
 HOST = '[[host]]\nname = "here"\nkind = "local"\n'
 

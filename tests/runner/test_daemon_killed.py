@@ -21,6 +21,8 @@ from runner.lab import Lab, open_lab
 from runner.records import Submission, WaveRequest
 from tests.runner.daemons import alive, ended, fake_lab, kill_daemon, local_lab, serving, until
 
+pytestmark = pytest.mark.timeout(90)
+
 
 @pytest.fixture(autouse=True)
 def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

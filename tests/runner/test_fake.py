@@ -14,6 +14,8 @@ from runner.lab import Lab
 from runner.records import Run, Submission, WaveRequest
 from tests.runner.daemons import ended, fake_lab, serving, until
 
+pytestmark = pytest.mark.timeout(90)
+
 
 def submit(lab: Lab, **kw: object) -> str:
     return verbs.submit(lab, Submission(allow_duplicate=True, **{"budget_s": 300, **kw}), who="cli").run_ids[0]  # type: ignore[arg-type]

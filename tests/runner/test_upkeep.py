@@ -11,6 +11,8 @@ from runner.lab import Lab
 from runner.records import Submission
 from tests.runner.daemons import ended, local_lab, serving, until
 
+pytestmark = pytest.mark.timeout(90)
+
 
 def submit(lab: Lab, bpb: float, tag: str = "") -> str:
     return verbs.submit(lab, Submission(overrides={"VAL_BPB": bpb, "TAG": tag}, budget_s=20), who="cli").run_ids[0]
