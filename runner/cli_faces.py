@@ -1,4 +1,4 @@
-"""Commands that open a face or a tool of another package: the screen, mcp, connect, report, plot, bench.
+"""Commands that open a face or another package's tool: the screen, demo, mcp, connect, report, plot, bench.
 
 Every face is imported by name when its command runs, so that the daemon and the other commands never pay for a screen.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
+import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +23,7 @@ from runner.lab import find_lab
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this group."""
-    for command in (mcp, connect, report, plot):
+    for command in (demo, mcp, connect, report, plot):
         app.command()(command)
     bench_app = typer.Typer(no_args_is_help=True, help="Measure.")
     bench_app.callback()(bench)
@@ -43,6 +45,18 @@ def open_screen(lab_path: Path | None, *, readonly: bool, once: bool) -> None:
     app = face("tui.app", "pip install textual==8.2.8")
     path = find_lab(lab_path)
     raise typer.Exit(app.run_once(path) if once else app.run(path, readonly=readonly))
+
+
+def demo(
+    simulate: Annotated[bool, typer.Option("--simulate", help="Ten seconds on 16 simulated GPUs of two types; needs no PyTorch.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines instead of the control room.")] = False,
+    folder: Annotated[Path | None, typer.Option("--folder", metavar="DIR", help="Where it lives (default: build/ here).")] = None,
+) -> None:
+    """The main job on this machine, end to end. A real MCP client, server, daemon and trainer."""
+    from runner import demo as scene
+
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    raise typer.Exit(scene.demo(simulate=simulate, plain=plain or not on_terminal, folder=folder))
 
 
 def mcp(

@@ -19,6 +19,8 @@ from typing import Annotated, Any
 
 import typer
 
+from runner import sources, verbs
+from runner.daemonctl import ensure_daemon
 from runner.errors import ERROR_CODES, BadValue, DaemonError, OvernightError
 from runner.lab import Lab, open_lab
 from runner.records import Request
@@ -111,9 +113,6 @@ def wait_for_answer(lab: Lab, request_id: int, *, deadline_s: float = ANSWER_DEA
 
     Raised: the request's own error, or DaemonError when nothing answers.
     """
-    from runner import verbs
-    from runner.daemonctl import ensure_daemon
-
     ensure_daemon(lab)
     shown = None
     until = time.monotonic() + deadline_s
@@ -143,8 +142,6 @@ def request_error(request: Request) -> OvernightError:
 
 def parsed(text: str) -> Any:
     """A value as typed on the command line: a Python literal or simple arithmetic where it is one, else text."""
-    from runner import sources
-
     if "\n" in text:
         return text
     try:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from runner import queries, verbs
+from runner import daemonctl, queries, verbs
 from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answer
 from runner.cli_runs import Ids, Why, show_done
 from runner.errors import UnknownName
@@ -52,19 +52,15 @@ def add_commands(group: typer.Typer, commands: dict[str, Callable[..., None]]) -
 
 def daemon_start(context: typer.Context, json: JsonFlag = False) -> None:
     """Start the daemon of this lab, if none runs."""
-    from runner.daemonctl import ensure_daemon
-
     lab = lab_of(context, create=True)
-    ensure_daemon(lab)
+    daemonctl.ensure_daemon(lab)
     print_status(lab, json=json)
 
 
 def daemon_stop(context: typer.Context, json: JsonFlag = False) -> None:
     """Stop the daemon; runs that have started go on, and the next start takes them up."""
-    from runner.daemonctl import stop_daemon
-
     lab = lab_of(context)
-    stop_daemon(lab)
+    daemonctl.stop_daemon(lab)
     print_status(lab, json=json)
 
 
@@ -77,9 +73,7 @@ def daemon_status(context: typer.Context, json: JsonFlag = False) -> None:
 
 def print_status(lab: Lab, *, json: bool) -> bool:
     """Print the daemon's state; returns whether it runs."""
-    from runner.daemonctl import daemon_status as status_of
-
-    row = status_of(lab)
+    row = daemonctl.daemon_status(lab)
     state = queries.lab_state(lab)
     now = time.time()
     found: dict[str, Any] = {
@@ -108,12 +102,12 @@ def print_status(lab: Lab, *, json: bool) -> bool:
 
 def daemon_run(context: typer.Context) -> None:
     """Be the daemon, in the foreground."""
-    import importlib
+    from runner import daemon  # asyncio and engines: only the process that is the daemon pays for them
 
     lab = lab_of(context, create=True)
     path = str(lab.path)
     lab.close()
-    code = importlib.import_module("runner.daemon").main(["--lab", path])
+    code = daemon.main(["--lab", path])
     raise typer.Exit(int(code or 0))
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from runner import verbs
-from runner.cli_io import WHO, JsonFlag, emit, lab_of, say
+from runner.cli_io import WHO, JsonFlag, emit, lab_of, print_json, say
 from runner.init import init_folder
 from runner.lab import Lab
 
@@ -34,8 +34,6 @@ def init(
     """Write hosts.toml for a trainer folder. Nothing else in it is touched."""
     made = init_folder(folder)
     if json:
-        from runner.cli_io import print_json
-
         print_json(
             {
                 "v": 1,

@@ -28,6 +28,7 @@ from runner.cli_io import (
     wait_for_answer,
 )
 from runner.cli_watch import print_runs, run_line
+from runner.daemonctl import ensure_daemon
 from runner.errors import BadValue
 from runner.lab import Lab
 from runner.records import Outcome, Purpose, Run, Submission, Submitted, Trust, WaveRequest
@@ -181,8 +182,6 @@ def wave(
 
 def hand_over(lab: Lab, made: Submitted, *, wait: bool, json: bool) -> None:
     """Start the daemon for what was submitted, wait for it if asked, and print it."""
-    from runner.daemonctl import ensure_daemon
-
     for sentence in made.notes:
         note(sentence)
     if not json:
