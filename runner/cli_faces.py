@@ -16,6 +16,8 @@ from typing import Annotated
 
 import typer
 
+from runner import bench_trainer
+from runner import connect as connecting
 from runner.cli_io import JsonFlag, emit, lab_of, note, print_json, say
 from runner.errors import BadValue, OvernightError
 from runner.lab import find_lab
@@ -27,7 +29,7 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
     bench_app = typer.Typer(no_args_is_help=True, help="Measure.")
     bench_app.callback()(bench)
-    bench_app.command("trainer")(bench_trainer)
+    bench_app.command("trainer")(compare_trainers)
     app.add_typer(bench_app, name="bench")
 
 
@@ -83,7 +85,6 @@ def connect(
     json: JsonFlag = False,
 ) -> None:
     """How to connect a coding agent to this lab."""
-    connecting = importlib.import_module("runner.connect")
     lab = find_lab(context.find_root().obj)
     made = connecting.connect(client, lab, write=write)
     if json:
@@ -129,7 +130,7 @@ def bench() -> None:
     """Measure."""
 
 
-def bench_trainer(
+def compare_trainers(
     against: Annotated[Path, typer.Option("--against", metavar="PATH", help="A checkout of karpathy/autoresearch or a fork.")],
     shards: Annotated[Path, typer.Option("--shards", metavar="DIR", help="Parquet shards of text; the last one is validation.")],
     budget: Annotated[list[float] | None, typer.Option("--budget", "-b", metavar="SECONDS", help="Repeat for more (default: 60).")] = None,
@@ -142,14 +143,13 @@ def bench_trainer(
     for path in (against, shards):
         if not path.is_dir():
             raise BadValue(f"{path} is not a folder.", next_step="--against and --shards name folders.")
-    measured = importlib.import_module("runner.bench_trainer")
     with tempfile.TemporaryDirectory(prefix="overnight-bench-") as scratch:
         folder = keep or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = measured.bench(against, shards, budget or [60.0], rounds, folder, shim=shim, say=note)
+        rows = bench_trainer.bench(against, shards, budget or [60.0], rounds, folder, shim=shim, say=note)
     if json:
         print_json({"v": 1, "rows": [dataclasses.asdict(row) for row in rows]})
     else:
-        say(measured.table(rows))
+        say(bench_trainer.table(rows))
     if any(row.exit_code for row in rows):
         raise typer.Exit(1)
