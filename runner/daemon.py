@@ -161,6 +161,8 @@ class Daemon:
 
     async def follow_host(self, name: str, engine: Engine) -> None:
         """Poll one host's runs and bring their rows up to date; at once again when a run ended."""
+        if self.roster.engines.get(name) is not engine:
+            raise asyncio.CancelledError  # replaced, and our cancellation was swallowed on the way (wait_for before Python 3.12)
         tracks = self.roster.on_host(name)
         if not tracks:
             await asyncio.sleep(IDLE_POLL_S if engine.kind == "ssh" else 0.0)

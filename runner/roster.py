@@ -83,6 +83,8 @@ class Roster:
         self.hosts: dict[str, HostPolicy] = {}
         self.reports: dict[str, HostReport] = {}
         self.changed = asyncio.Event()  # something the scheduler should look at
+        self.seen_up: set[str] = set()  # hosts that answered since this daemon started
+        self.started = time.monotonic()
         self.notes: dict[str, str] = {}  # what goes wrong now, by place; shown in daemon.note
 
     def load(self) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 FOREIGN_MIB = 500  # a compute process of somebody else with more than this keeps our runs away
 SETTLE_S = 3.0  # a sample older than the last change plus this says nothing about a strange process
+CONNECT_S = 10.0  # a host that has not answered so long after a start is down, not new
 HISTORY_FULL_S = 6 * 3600  # one-second samples are kept so long, then one in ten
 KEEP_EVERY_S = 10
 
@@ -54,6 +55,12 @@ def _record_host(roster: Roster, report: HostReport, before: Host | None, now: f
     info = {k: v for k, v in report.info.items() if k != "environment"}
     if policy is not None:
         info["labels"] = policy.labels
+    if report.up:
+        roster.seen_up.add(name)
+    elif name not in roster.seen_up and time.monotonic() - roster.started < CONNECT_S:
+        if before is None:
+            store.upsert_host(name, kind=policy.kind if policy else "local", state="new", since=now)
+        return  # still connecting: nothing is known yet
     state = "up" if report.up else "down"
     if before is None:
         store.upsert_host(name, kind=policy.kind if policy else "local", state="new", since=now)

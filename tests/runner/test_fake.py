@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner import verbs
+from runner import telemetry, verbs
 from runner.engines import simrun, surface
 from runner.errors import PolicyError
 from runner.lab import Lab
@@ -217,4 +217,30 @@ async def test_a_withdrawal_that_comes_too_late_changes_nothing(tmp_path: Path) 
         await until(lambda: get(lab, run_id).step)
         await daemon.roster.engines["sim"].stop(run_id, "sim", "withdrawn")
         assert (await ended(lab, run_id))[0].outcome == "completed"
+    lab.close()
+
+
+async def test_a_disk_below_its_floor_takes_no_new_run_and_says_so(tmp_path: Path) -> None:
+    lab = fake_lab(tmp_path, host="types = {H100 = 1}\nspeed = 400\nmin_free_disk_mib = 1000000000\n")
+    async with serving(lab) as daemon:
+        run_id = submit(lab)
+        flag = (await until(lambda: [f for f in lab.store.flags("sim") if f.kind == "disk_low"]))[0]
+        assert "floor 1000000000 MiB" in flag.evidence
+        await until(lambda: "its disk is below the floor" in daemon.dispatcher.plan().blocked.get(run_id, ""))
+        text = lab.hosts_file.read_text().replace("min_free_disk_mib = 1000000000", "min_free_disk_mib = 1")
+        lab.accept(text)
+        lab.hosts_file.write_text(text)
+        assert (await ended(lab, run_id))[0].outcome == "completed" and not lab.store.flags("sim")
+    lab.close()
+
+
+async def test_a_host_that_never_answers_is_down_only_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "CONNECT_S", 2.0)
+    lab = fake_lab(tmp_path, host="types = {H100 = 1}\nspeed = 400\n")
+    (lab.path / "fake" / "sim").mkdir(parents=True)
+    (lab.path / "fake" / "sim" / "down").touch()
+    async with serving(lab):
+        await until(lambda: [h.state for h in lab.store.hosts()] == ["new"])
+        assert not lab.store.flags("sim")
+        await until(lambda: [h.state for h in lab.store.hosts()] == ["down"] and lab.store.flags("sim"))
     lab.close()
