@@ -8,13 +8,14 @@ decide who may call what. Every sqlite error leaves here as a LabError with a se
 from __future__ import annotations
 
 import json
+import operator
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -134,7 +135,11 @@ class Store:
             return self._db.execute(sql, args).fetchall()
 
     def _records(self, kind: type[Record], sql: str, args: Sequence[Any] = ()) -> list[Record]:
-        return [_record(kind, row) for row in self._read(sql, args)]
+        rows = self._read(sql, args)
+        if not rows:
+            return []
+        plan = _plan(kind, tuple(rows[0].keys()))
+        return [_record(kind, plan, row) for row in rows]
 
     def data_version(self) -> int:
         """Changes whenever another connection has committed; the daemon's cheap "did a client write?"."""
@@ -405,14 +410,35 @@ def _encoded(columns: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _record(kind: type[Record], row: sqlite3.Row) -> Record:
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How a row of given columns becomes a record: its values in field order, and which of them are JSON (place, value when null)."""
+
+    values: Callable[[sqlite3.Row], tuple[Any, ...]]
+    decoded: tuple[tuple[int, bool], ...]
+
+
+_plans: dict[tuple[type[Any], tuple[str, ...]], _Plan] = {}
+
+
+def _plan(kind: type[Any], columns: tuple[str, ...]) -> _Plan:
+    """Worked out once per record and column list: a run has eighty columns, and lists of runs are read with every answer."""
+    found = _plans.get((kind, columns))
+    if found is None:
+        names = [f.name for f in fields(kind)]
+        decoded = [n for n, name in enumerate(names) if name in schema.JSON_COLUMNS or (kind is Request and name == "error")]
+        never_null = tuple((n, names[n] in _NEVER_NULL) for n in decoded)
+        found = _plans[(kind, columns)] = _Plan(operator.itemgetter(*(columns.index(name) for name in names)), never_null)
+    return found
+
+
+def _record(kind: type[Record], plan: _Plan, row: sqlite3.Row) -> Record:
     """A row as its frozen record; JSON columns decoded."""
-    values: dict[str, Any] = dict(row)
-    for name in values:
-        if name in schema.JSON_COLUMNS or (kind is Request and name == "error"):
-            text = values[name]
-            values[name] = json.loads(text) if text is not None else ({} if name in _NEVER_NULL else None)
-    return kind(**values)
+    values = list(plan.values(row))
+    for place, never_null in plan.decoded:
+        text = values[place]
+        values[place] = json.loads(text) if text is not None else ({} if never_null else None)
+    return kind(*values)
 
 
 @contextmanager
