@@ -236,8 +236,8 @@ class SshEngine:
             data = held.take(offset, limit)
             if data and (len(data) == limit or held.end == size):
                 return data
-            if size is not None and offset >= size:
-                return b""
+            if run_id in self.sizes and (size is None or offset >= size):
+                return b""  # absent, or nothing new, as of the last poll
         found = b""
         while len(found) < limit:
             _, piece = await self._run_call(

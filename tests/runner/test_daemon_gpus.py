@@ -14,11 +14,9 @@ from runner.lab import Lab
 from runner.records import Gpu, Run, Submission
 from tests.runner.daemons import TINY, ended, serving, until
 from tests.runner.labs import make_lab
-from tests.runner.onhost.rig import FakeNvml, nvml, nvml_library
+from tests.runner.onhost.rig import FakeNvml
 
 pytestmark = pytest.mark.timeout(90)
-
-__all__ = ["nvml", "nvml_library"]
 HOST = '[[host]]\nname = "here"\nkind = "local"\n'
 
 

@@ -13,11 +13,9 @@ import pytest
 
 from runner.records import GpuState
 from tests.runner.daemons import until
-from tests.runner.engines.sshrig import Net, net
+from tests.runner.engines.sshrig import Net
 from tests.runner.far import FarLab
-from tests.runner.onhost.rig import nvml_library
 
-__all__ = ["net", "nvml_library"]
 pytestmark = [pytest.mark.system, pytest.mark.slow, pytest.mark.timeout(150)]
 
 

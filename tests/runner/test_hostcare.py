@@ -20,11 +20,9 @@ from runner.engines.ssh import SshEngine
 from runner.errors import HostError, RequestError
 from runner.lab import Lab
 from runner.policy import HostPolicy
-from tests.runner.engines.sshrig import Net, net
+from tests.runner.engines.sshrig import Net
 from tests.runner.labs import make_lab
-from tests.runner.onhost.rig import nvml_library
 
-__all__ = ["net", "nvml_library"]
 NO_TORCH = "import json; print(json.dumps({'python': '3.12.1', 'torch_error': 'ImportError: no'}))"
 system = [pytest.mark.system, pytest.mark.timeout(120)]
 

@@ -22,6 +22,7 @@ import pytest
 from runner.policy import HostPolicy
 from tests.runner.onhost.rig import FakeNvml, until
 
+NETS = iter("abcdefghijklmnop")
 INIT = """import os, signal, time
 signal.signal(15, lambda *a: os._exit(0))
 while True:
@@ -231,7 +232,7 @@ class Net:
 
     def __init__(self, folder: Path, nvml_library: Path) -> None:
         self.folder, self.nvml_library = folder, nvml_library
-        self.tag = f"o{os.getpid() % 100000}"
+        self.tag = f"o{os.getpid() % 100000}{next(NETS)}"
         self.subnet = free_subnet()
         self.bridge = f"{self.tag}b"
         self.key, self.known_hosts, self.config = folder / "client", folder / "known_hosts", folder / "ssh_config"

@@ -1,6 +1,6 @@
 """A training script that can bear witness: what it printed, when it had a GPU, and whether anybody else had it at the same time.
 
-It writes each line to a file of its own before printing it, and keeps a lock of its own per GPU (not Overnight's) that its children inherit.
+It writes each line to a file of its own before printing it, and keeps a lock of its own per GPU (not Overnight's), which children inherit.
 """
 
 import fcntl
