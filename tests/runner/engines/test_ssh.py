@@ -148,6 +148,7 @@ async def test_one_round_trip_answers_for_all_runs_and_brings_their_logs(far: An
         states = await one.engine.poll(["r0001", "r0002"], {})
         for run_id in states:
             one.logs[run_id] += await one.engine.read(run_id, "gpu1", "out.log", len(one.logs[run_id]))
+            assert await one.engine.read(run_id, "gpu1", "work/events.jsonl", 0) == b""
     assert one.engine.link.calls - before == 10
     for run_id in states:
         await one.engine.stop(run_id, "gpu1", "cancelled", True)
