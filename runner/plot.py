@@ -6,12 +6,13 @@ Every text from outside is cleaned and escaped; non-finite numbers never reach a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from runner.text import one_line
 
+At = Callable[[float], float]
 INK, QUIET, GRID = "#22262c", "#7a828e", "#e4e7eb"
 BEST, KEPT, DOT = "#2f7a3b", "#c2571a", "#9db4d0"
 OUTCOMES = {"completed": "#7fae87", "crashed": "#c9595f", "diverged": "#c9595f", "pruned": "#b9b4c9", "cancelled": "#c9c4b4"}
@@ -51,6 +52,13 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [first + i * step for i in range(int((high - first) / step + 1e-9) + 1)]
 
 
+def time_marks(hours: float) -> tuple[str, list[tuple[float, str]]]:
+    """The unit of a time axis, and its marks: (hours, text)."""
+    if hours >= 2:
+        return "hours", [(h, f"{h:g}") for h in ticks(0.0, hours, 8)]
+    return "minutes", [(m / 60, f"{m:g}") for m in ticks(0.0, hours * 60, 8)]
+
+
 def best_so_far(dots: Sequence[Dot]) -> list[Dot]:
     """The results that were better than all before them."""
     out: list[Dot] = []
@@ -78,7 +86,7 @@ def progress_svg(dots: Sequence[Dot], title: str, *, width: int = 960, height: i
     def y(value: float) -> float:
         return bottom - (bottom - top) * (value - low) / (high - low)
 
-    body = [_axes(x, y, ticks(low, high), ticks(0.0, last, 8), (left, right, top, bottom), "hours", "val_bpb")]
+    body = [_axes(x, y, ticks(low, high), last, (left, right, top, bottom))]
     body += [f'<circle cx="{x(d.hours):.1f}" cy="{y(d.value):.1f}" r="3" fill="{DOT}"/>' for d in good if not d.kept and d.value <= high]
     path = f"M {x(best[0].hours):.1f} {y(best[0].value):.1f}"
     path += "".join(f" H {x(d.hours):.1f} V {y(d.value):.1f}" for d in best[1:]) + f" H {right}"
@@ -89,7 +97,7 @@ def progress_svg(dots: Sequence[Dot], title: str, *, width: int = 960, height: i
         shift = -8 if anchor == "end" else 8
         body.append(_text(x(dot.hours) + shift, y(dot.value) - 6, one_line(dot.label, 44), KEPT, anchor, 11))
     legend = f"{len(good)} results · {sum(d.kept for d in good)} kept · best {values[0]:.6f}"
-    return _frame(width, height, title, [*body, _text(right, 24, legend, QUIET, "end")])
+    return _frame(width, height, title, [*body, _text(left, bottom + 36, legend, QUIET, "start", 11)])
 
 
 def slots_svg(bars: Sequence[Bar], title: str, *, width: int = 960) -> str:
@@ -114,33 +122,32 @@ def slots_svg(bars: Sequence[Bar], title: str, *, width: int = 960) -> str:
             f'<rect x="{x(bar.start):.2f}" y="{at + 2}" width="{max(0.6, x(bar.end) - x(bar.start) - 0.4):.2f}" height="{high - 4}" '
             f'fill="{colour}"><title>{tip}</title></rect>'
         )
-    for hour in ticks(0.0, last, 8):
+    unit, marks = time_marks(last)
+    for hour, name in marks:
         body.append(f'<line x1="{x(hour):.1f}" y1="{bottom}" x2="{x(hour):.1f}" y2="{bottom + 5}" stroke="{QUIET}"/>')
-        body.append(_text(x(hour), bottom + 20, f"{hour:g}", QUIET, "middle", 11))
+        body.append(_text(x(hour), bottom + 20, name, QUIET, "middle", 11))
     seen = sorted({b.outcome for b in good}, key=lambda o: (o != "completed", o))
     place = left
     for outcome in seen:
         body.append(f'<rect x="{place}" y="{bottom + 30}" width="10" height="10" fill="{OUTCOMES.get(outcome, OTHER)}"/>')
         body.append(_text(place + 15, bottom + 39, one_line(outcome, 16), QUIET, "start", 11))
         place += 30 + 7 * len(outcome)
-    body.append(_text(right, bottom + 39, "hours", QUIET, "end", 11))
+    body.append(_text(right, bottom + 39, unit, QUIET, "end", 11))
     return _frame(width, bottom + 52, title, body)
 
 
-def _axes(
-    x: object, y: object, rows: list[float], columns: list[float], box: tuple[float, float, float, float], x_name: str, y_name: str
-) -> str:
+def _axes(x: At, y: At, rows: list[float], last: float, box: tuple[float, float, float, float]) -> str:
     left, right, top, bottom = box
-    assert callable(x) and callable(y)
     digits = max(0, min(6, 1 - math.floor(math.log10(rows[1] - rows[0])))) if len(rows) > 1 else 4
     out = []
     for value in rows:
         out.append(f'<line x1="{left}" y1="{y(value):.1f}" x2="{right}" y2="{y(value):.1f}" stroke="{GRID}"/>')
         out.append(_text(left - 8, y(value) + 4, f"{value:.{digits}f}", QUIET, "end", 11))
-    out += [_text(x(hour), bottom + 18, f"{hour:g}", QUIET, "middle", 11) for hour in columns]
+    unit, marks = time_marks(last)
+    out += [_text(x(hour), bottom + 18, name, QUIET, "middle", 11) for hour, name in marks]
     out.append(f'<line x1="{left}" y1="{bottom}" x2="{right}" y2="{bottom}" stroke="{QUIET}"/>')
-    out.append(_text(right, bottom + 36, x_name, QUIET, "end", 11))
-    return "".join([*out, _text(left - 8, top - 8, y_name, QUIET, "end", 11)])
+    out.append(_text(right, bottom + 36, unit, QUIET, "end", 11))
+    return "".join([*out, _text(left - 8, top - 8, "val_bpb", QUIET, "end", 11)])
 
 
 def _text(x: float, y: float, text: str, colour: str, anchor: str, size: int = 12) -> str:

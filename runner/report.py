@@ -17,6 +17,7 @@ from runner.errors import LabError
 from runner.lab import Lab
 from runner.plot import Bar, Dot, progress_svg, slots_svg
 from runner.records import Json, Outcome, Phase, Run, Verdict
+from runner.research.classes import gpu_of
 from runner.research.waves import score
 from runner.text import ago, bpb, markdown_cell, one_line, percent, signed
 
@@ -116,9 +117,9 @@ def progress(night: Night) -> str:
         Dot(((r.ended_at or night.end) - night.start) / 3600, value(r), r.verdict == Verdict.KEEP, f"{r.id} {r.hypothesis or ''}")
         for r in ranked(night)
     ]
-    return progress_svg(
-        dots, f"val_bpb, {night.board['class'] or 'class unknown'}, {night.board['budget_s']:g} s" if night.board["budget_s"] else "val_bpb"
-    )
+    found = night.board
+    where = f", {gpu_of(found['class'])}" if found["class"] else ""
+    return progress_svg(dots, f"val_bpb{where}, {found['budget_s']:g} s" if found["budget_s"] else "val_bpb")
 
 
 def bars(night: Night) -> list[Bar]:
@@ -192,7 +193,7 @@ def _leaderboard(found: Json) -> str:
             r["verdict"] or "",
             r["trust"] or "",
             str(r["seed_n"]),
-            r["hypothesis"] or "",
+            what(r),
         ]
         for r in found["rows"]
     ]
@@ -204,6 +205,12 @@ def _leaderboard(found: Json) -> str:
             "\n\nBest at each budget: " + ", ".join(f"{s['budget_s']:g} s {bpb(s['val_bpb'])} ({s['id']})" for s in found["ladder"]) + "."
         )
     return text
+
+
+def what(row: Json) -> str:
+    """What a run changed, then what it was for."""
+    changed = ", ".join(f"{k}={v}" for k, v in (row.get("changes") or {}).items())
+    return " · ".join(t for t in (changed, row["hypothesis"]) if t)
 
 
 def phases(night: Night) -> list[tuple[list[str], list[Run]]]:
@@ -273,7 +280,8 @@ def _time(night: Night) -> str:
         for name, seconds in sorted(spent.items(), key=lambda s: -s[1])
     ]
     busy, training = percent(100 * min(1.0, night.busy_s / night.slot_s)), percent(100 * night.training_s / night.slot_s)
-    head = f"Busy share **{busy}**, training share **{training}** of {night.slot_s / 3600:.2f} slot hours ({_count(night.slots, 'slot')} for {night.hours:.2f} h)."
+    head = f"Busy share **{busy}**, training share **{training}** of {night.slot_s / 3600:.2f} slot hours "
+        f"({_count(night.slots, 'slot')} for {night.hours:.2f} h)."
     return f"## Where the GPU time went\n\n{head}\n\n" + _table(["what", "slot hours", "share"], rows)
 
 
