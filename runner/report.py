@@ -280,8 +280,10 @@ def _time(night: Night) -> str:
         for name, seconds in sorted(spent.items(), key=lambda s: -s[1])
     ]
     busy, training = percent(100 * min(1.0, night.busy_s / night.slot_s)), percent(100 * night.training_s / night.slot_s)
-    head = f"Busy share **{busy}**, training share **{training}** of {night.slot_s / 3600:.2f} slot hours "
+    head = (
+        f"Busy share **{busy}**, training share **{training}** of {night.slot_s / 3600:.2f} slot hours "
         f"({_count(night.slots, 'slot')} for {night.hours:.2f} h)."
+    )
     return f"## Where the GPU time went\n\n{head}\n\n" + _table(["what", "slot hours", "share"], rows)
 
 

@@ -137,6 +137,7 @@ def draw(
     x_name: str = "",
     clip: bool = True,
     x_span: tuple[float, float] | None = None,
+    margin: int = 0,
 ) -> list[Line]:
     """A chart in `width` x `height` cells, axes and legend included."""
     frame = frame_of(series, log=log, clip=clip)
@@ -147,7 +148,7 @@ def draw(
     rows, reach = height - 2, frame.y1 - frame.y0
     labels = {r: tick(frame.y_at(1 - r / max(1, rows - 1)), reach) for r in range(0, rows, max(1, min(4, rows // 3 or 1)))}
     labels[rows - 1] = tick(frame.y0, reach)
-    margin = max(len(t) for t in labels.values())
+    margin = max(margin, *(len(t) for t in labels.values()))
     wide = width - margin - 2
     cells: dict[tuple[int, int], tuple[int, str]] = {}
     for s in series:

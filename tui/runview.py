@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,18 @@ from .words import TRUST, age, clock, number, rate, run_state, short_gpu, value_
 LOG_BYTES = 200_000
 LOG_LINES = 1500
 CURVE = 500
+MARGIN = 9  # cells left of the curves: axis labels, and the names under them
 METRICS = {"loss": "loss (nats)", "tok_s": "tokens/s", "dt_ms": "ms a step", "mfu": "MFU %"}
 AXES = {"share": "share of the budget", "step": "step", "t": "time (s)"}
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """Another run's curve."""
+
+    run_id: str
+    points: tuple[Point, ...]
+    budget_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,8 @@ class RunView:
     run: Json
     last_lines: str | None = None
     points: tuple[Point, ...] = ()
-    rivals: Mapping[str, tuple[str, tuple[Point, ...]]] = field(default_factory=dict)
+    rivals: Mapping[str, Rival] = field(default_factory=dict)
+    first_step_at: float | None = None
     log: str = ""
     events: tuple[Event, ...] = ()
     samples: tuple[Sample, ...] = ()
@@ -58,15 +70,16 @@ class RunLoader:
             raise UnknownName("run", self.run_id, [r.id for r in lab.store.runs(order="seq DESC", limit=50)])
         against = self.diff_with or run.parent or run.base_run or run.repeat_of or run.retry_of
         other = lab.store.run(against) if against and against != run.id else None
-        rivals: dict[str, tuple[str, tuple[Point, ...]]] = {}
-        for role, run_id in (("parent", other.id if other else None), ("best", self.best_id)):
-            if run_id and run_id != run.id and run_id not in [r[0] for r in rivals.values()]:
-                rivals[role] = (run_id, self._curve(lab, run_id))
+        rivals: dict[str, Rival] = {}
+        for role, rival in (("parent", other), ("best", lab.store.run(self.best_id) if self.best_id else None)):
+            if rival and rival.id != run.id and rival.id not in [r.run_id for r in rivals.values()]:
+                rivals[role] = Rival(rival.id, self._curve(lab, rival), rival.budget_s)
         return RunView(
             run=queries.run_object(lab, run),
             last_lines=run.last_lines,
-            points=self._curve(lab, run.id, run.ended),
+            points=self._curve(lab, run),
             rivals=rivals,
+            first_step_at=run.first_step_at,
             log=queries.read_log(lab, run.id, limit=LOG_BYTES, tail_lines=LOG_LINES).text,
             events=tuple(lab.store.events(subject=run.id, limit=200)),
             samples=_samples(lab, run),
@@ -76,14 +89,13 @@ class RunLoader:
             diff=self._diff(lab, other, run) if self.want_diff else None,
         )
 
-    def _curve(self, lab: Lab, run_id: str, ended: bool = True) -> tuple[Point, ...]:
-        if run_id in self._curves:
-            return self._curves[run_id]
-        points = tuple(queries.curve(lab, run_id, CURVE))
-        other = lab.store.run(run_id)
-        if ended and other is not None and other.ended:
-            self._curves[run_id] = points
-        return points
+    def _curve(self, lab: Lab, run: Run) -> tuple[Point, ...]:
+        if run.id not in self._curves:
+            points = tuple(queries.curve(lab, run.id, CURVE))
+            if not run.ended:
+                return points
+            self._curves[run.id] = points
+        return self._curves[run.id]
 
     def _diff(self, lab: Lab, other: Run | None, run: Run) -> str:
         if other is None:
@@ -117,46 +129,56 @@ def _changed(other: Run | None, run: Run) -> dict[str, tuple[Any, Any]]:
 
 
 def curve_lines(view: RunView, width: int, height: int, *, metric: str = "loss", axis: str = "share", log: bool = False) -> list[Line]:
-    """The run's curve over its parent's and the best one's, the GPU under it."""
-    telemetry = telemetry_lines(view.samples, width) if height >= 16 else []
-    series = [Series(f"{role} {run_id}", _xy(points, metric, axis), role) for role, (run_id, points) in reversed(list(view.rivals.items()))]
-    series.append(Series(str(view.run["id"]), _xy(view.points, metric, axis), "own"))
-    span = (0.0, 1.0) if axis == "share" else None
-    chart = draw(series, width, height - len(telemetry), log=log, x_name=AXES[axis], clip=metric == "loss", x_span=span)
+    """The run's curve over its parent's and the best one's, the GPU under it on the same axis."""
+    steps = [p.step for points in (view.points, *(r.points for r in view.rivals.values())) for p in points]
+    span = {"share": (0.0, 1.0), "t": (0.0, view.run.get("budget_s") or 1.0), "step": (0.0, float(max(steps, default=1)))}[axis]
+    telemetry = telemetry_lines(view, width, axis, span) if height >= 16 else []
+    series = [
+        Series(f"{role} {r.run_id}", _xy(r.points, metric, axis, r.budget_s), role) for role, r in reversed(list(view.rivals.items()))
+    ]
+    series.append(Series(str(view.run["id"]), _xy(view.points, metric, axis, view.run.get("budget_s") or 1.0), "own"))
+    chart = draw(series, width, height - len(telemetry), log=log, x_name=AXES[axis], clip=metric == "loss", x_span=span, margin=MARGIN)
     return chart + telemetry
 
 
-def _xy(points: tuple[Point, ...], metric: str, axis: str) -> list[tuple[float, float | None]]:
-    return [(float(x), getattr(p, metric)) for p in points if (x := getattr(p, axis)) is not None]
+def _xy(points: tuple[Point, ...], metric: str, axis: str, budget_s: float) -> list[tuple[float, float | None]]:
+    """Points of a metric over share, training time (share of the budget in seconds) or step."""
+    if axis == "step":
+        return [(float(p.step), getattr(p, metric)) for p in points]
+    scale = budget_s if axis == "t" else 1.0
+    return [(p.share * scale, getattr(p, metric)) for p in points if p.share is not None]
 
 
-def telemetry_lines(samples: tuple[Sample, ...], width: int) -> list[Line]:
-    """Use, power and heat of the GPU over the run, one row each."""
-    if not samples:
+def telemetry_lines(view: RunView, width: int, axis: str, span: tuple[float, float]) -> list[Line]:
+    """Use, power and heat of the GPU since the first step, one row each, under the columns of the chart."""
+    budget_s, wide = view.run.get("budget_s") or 1.0, width - MARGIN - 2
+    if not view.samples or view.first_step_at is None or wide < 10:
         return []
-    wide = max(10, width - 22)
+    known = [(p.share, float(p.step)) for p in view.points if p.share is not None]
+    places = []
+    for sample in view.samples:
+        share = (sample.at - view.first_step_at) / budget_s
+        x = between(known, share) if axis == "step" else share * (budget_s if axis == "t" else 1.0)
+        places.append(None if x is None or not 0 <= share <= 1 else min(wide - 1, int((x - span[0]) / (span[1] - span[0]) * wide)))
     out = []
-    for name, key, unit, high in (("use", "util_pct", "%", 100.0), ("power", "power_w", "W", None), ("heat", "temp_c", "°C", None)):
-        values = [getattr(s, key) for s in samples]
-        cells = thin(values, wide)
-        last = next((v for v in reversed(values) if v is not None), None)
-        out.append(
-            Line((fit(name, 6), "muted"), (spark(cells, len(cells), 0 if high else None, high), "bar"), (f" {number(last, 0, unit)}", ""))
-        )
+    for name, key, unit, high in (("use", "util_pct", "%", 100.0), ("draw", "power_w", "W", None), ("heat", "temp_c", "°C", None)):
+        cells: list[float | None] = [None] * wide
+        for sample, place in zip(view.samples, places, strict=True):
+            value = getattr(sample, key)
+            if place is not None and value is not None:
+                cells[place] = value if cells[place] is None else max(value, cells[place] or 0.0)
+        last = next((getattr(s, key) for s in reversed(view.samples) if getattr(s, key) is not None), None)
+        label = f"{name} {number(last, 0, unit)}"
+        out.append(Line((fit(label, MARGIN, "right") + " ", "muted"), (spark(cells, wide, 0 if high else None, high), "bar")))
     return out
 
 
-def thin(values: list[float | None], width: int) -> list[float | None]:
-    """At most `width` values: the highest of each stretch."""
-    if len(values) <= width:
-        return values
-    out: list[float | None] = []
-    for i in range(width):
-        part = [
-            v for v in values[i * len(values) // width : max(i * len(values) // width + 1, (i + 1) * len(values) // width)] if v is not None
-        ]
-        out.append(max(part) if part else None)
-    return out
+def between(known: list[tuple[float, float]], x: float) -> float | None:
+    """Linear interpolation in points sorted by x; None outside of them."""
+    for (x0, y0), (x1, y1) in itertools.pairwise(known):
+        if x0 <= x <= x1:
+            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return None
 
 
 def fact_lines(view: RunView, width: int) -> list[Line]:

@@ -10,13 +10,13 @@ import pytest
 from runner.errors import LabError
 from runner.plot import Bar, Dot, best_so_far, progress_svg, slots_svg, ticks
 from runner.report import alone_s, gather, markdown, phases, write_plot, write_report
-from tests.tui import scenes
+from tests.tui import rows, scenes
 
 
 def test_a_night_that_can_be_counted(tmp_path: Path) -> None:
     lab = scenes.empty_lab(tmp_path)
     for n, (val, uuid, start) in enumerate(((1.0, "a", 4000), (0.9, "a", 3000), (0.95, "b", 4000), (None, "b", 3000))):
-        scenes.ended(
+        rows.ended(
             lab, val, at=start - 340, gpu_uuid=uuid, overrides={"LR": n} if n else {}, purpose="baseline" if n == 0 else "experiment"
         )
     night = gather(lab)
@@ -67,7 +67,7 @@ def test_an_empty_lab_and_a_folder_that_cannot_be_written_are_sentences(tmp_path
     lab = scenes.empty_lab(tmp_path / "a")
     with pytest.raises(LabError, match="nothing to report"):
         write_report(lab, tmp_path / "out")
-    scenes.ended(lab, 1.0, at=10)
+    rows.ended(lab, 1.0, at=10)
     (tmp_path / "file").write_text("")
     with pytest.raises(LabError, match="cannot be written"):
         write_report(lab, tmp_path / "file" / "out")

@@ -11,7 +11,7 @@ from typing import Any
 from textual.pilot import Pilot
 
 from runner.lab import Lab
-from tests.tui.scenes import Still, clock
+from tests.tui.still import Still, clock
 from tui.app import ControlRoom
 
 DEADLINE_S = 10.0

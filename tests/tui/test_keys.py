@@ -10,7 +10,7 @@ from textual.binding import Binding
 from textual.widgets import Input
 
 from runner.lab import Lab
-from tests.tui import scenes
+from tests.tui import rows, scenes
 from tests.tui.driving import opened, screen_text, until
 from tui.app import ControlRoom
 from tui.deeds import RUN_BINDINGS, pairs
@@ -124,7 +124,7 @@ async def test_pause_the_queue_and_the_approval_mode(lab: Lab) -> None:
 
 
 async def test_proposals_are_approved_and_declined(lab: Lab) -> None:
-    ids = [scenes.add_run(lab, phase="proposed", approval="asked") for _ in range(2)]
+    ids = [rows.add_run(lab, phase="proposed", approval="asked") for _ in range(2)]
     async with opened(lab) as (room, pilot):
         queue = room.screen.query_one("#queue", Table)
         queue.focus()
@@ -256,7 +256,7 @@ async def test_run_page_panes(lab: Lab) -> None:
         await pilot.pause()
         shown = screen_text(room)
         assert "0.981202" in shown and "TOTAL_BATCH_SIZE" in shown and "verified" in shown and "reported 39.8 %" in shown
-        assert "val_bpb: 0.981200" in shown
+        assert "peak_vram_mb:     45060.2" in shown
         await pilot.press("d")
         await until(lambda: "-TOTAL_BATCH_SIZE" in screen_text(room) or "the sources are the same" in screen_text(room))
         await pilot.press("u")
@@ -322,7 +322,7 @@ async def test_release_export_copy_and_themes(lab: Lab) -> None:
         await pilot.press("T")
         assert room.theme != theme
         await pilot.press("c")
-        await until(lambda: (room.snapshot.board or {}).get("class") == scenes.CLASS_H200)
+        await until(lambda: (room.snapshot.board or {}).get("class") == rows.CLASS_H200)
 
 
 async def test_hosts_page_verbs(lab: Lab) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from textual.pilot import Pilot
 
-from tests.tui import scenes
+from tests.tui import scenes, still
 from tests.tui.driving import until
 from tui.app import ControlRoom
 from tui.screens.run import RunPage
@@ -38,7 +38,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def taken(snap_compare: Any, folder: Path, scene: str, size: tuple[int, int], then: Then | None = None) -> bool:
     """Whether the scene looks as it did when it was looked at last."""
     lab = getattr(scenes, scene)(folder / "night")
-    room = ControlRoom(scenes.Still(lab), lab.path, clock=scenes.clock())
+    room = ControlRoom(still.Still(lab), lab.path, clock=still.clock())
 
     async def settle(pilot: Pilot[None]) -> None:
         await until(lambda: room.snapshot.seen)

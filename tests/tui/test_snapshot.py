@@ -8,7 +8,7 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from tests.tui import scenes
+from tests.tui import scenes, still
 from tests.tui.driving import DEADLINE_S
 from tui.hand import Deed, Hand
 from tui.snapshot import Failed, Reader, Snapshot
@@ -16,7 +16,7 @@ from tui.snapshot import Failed, Reader, Snapshot
 
 def test_one_snapshot_holds_the_night(tmp_path: Path) -> None:
     lab = scenes.busy(tmp_path)
-    snapshot = scenes.snapshot_of(lab)
+    snapshot = still.snapshot_of(lab)
     assert snapshot.problem is None and snapshot.state is not None
     assert len(snapshot.gpus) == 16 and len(snapshot.live) == 14 and len(snapshot.queue) == 9
     assert snapshot.state.best_id == "r0005" and snapshot.board is not None and snapshot.board["rows"][0]["id"] == "r0005"
@@ -66,7 +66,7 @@ def test_a_view_that_fails_does_not_blind_the_others(tmp_path: Path) -> None:
     def broken(_: object) -> None:
         raise ZeroDivisionError("ouch")
 
-    snapshot = scenes.snapshot_of(lab, {"bad": broken, "good": lambda lab: lab.store.count_runs()})
+    snapshot = still.snapshot_of(lab, {"bad": broken, "good": lambda lab: lab.store.count_runs()})
     assert isinstance(snapshot.views["bad"], Failed) and "ouch" in snapshot.views["bad"].sentence
     assert snapshot.views["good"] == lab.store.count_runs()
 
