@@ -1,7 +1,7 @@
 """Two trainers on one GPU, one set of text, one tokenizer and one budget, in turns, with a table: `overnight bench trainer --against PATH`.
 
 Works for any checkout whose script prints the summary block. Where its prepare.py has an evaluate_bpb of upstream's form, both models are
-also scored by the same code on the same rows (`common bpb`): two trainers' own figures are of two evaluations. Imports no torch.
+also scored by the same code on the same rows (`common bpb`, `packed bpb`): their own figures are of two evaluations. Imports no torch.
 
     python -m runner.bench_trainer --against PATH --shards FOLDER --budget 60 --rounds 1
 """
@@ -43,7 +43,8 @@ class Row:
     side: str
     budget_s: float
     val_bpb: float | None
-    common_bpb: float | None
+    common_bpb: float | None            # windows all over the validation text
+    packed_bpb: float | None            # rows packed from the beginnings of its documents, as upstream evaluates
     tokens_m: float | None
     steps: int | None
     step_ms: float | None
@@ -80,7 +81,7 @@ def read_row(side: str, budget_s: float, log: str, events: str, wall_s: float, e
     """The row of a run from its output and its events."""
     block = log[log.rfind("\n---\n"):] if "\n---\n" in log else ""
     found = {key: float(value) for key, value in _SUMMARY.findall(block) if value != "-"}
-    common = {key: float(value) for key, value in _SUMMARY.findall(log) if key.startswith("common_")}
+    common = {key: float(value) for key, value in _SUMMARY.findall(log) if key.startswith(("common_", "packed_"))}
     times = [int(value) for value in _STEP.findall(log)][WARM_STEPS:]
     summary = next((event for event in map(_object, reversed(events.splitlines())) if event.get("event") == "summary"), {})
     steps, tokens_m, training_s = found.get("num_steps"), found.get("total_tokens_M"), found.get("training_seconds")
@@ -90,8 +91,8 @@ def read_row(side: str, budget_s: float, log: str, events: str, wall_s: float, e
     mfu = 100 * float(flops[1]) * tok_s / peak if flops and tok_s and peak else None
     dropped = summary.get("train_tokens_dropped_share")
     return Row(
-        side, budget_s, found.get("val_bpb"), common.get("common_bpb"), tokens_m, int(steps) if steps else None, step_ms, tok_s, mfu,
-        training_s,
+        side, budget_s, found.get("val_bpb"), common.get("common_bpb"), common.get("packed_bpb"), tokens_m,
+        int(steps) if steps else None, step_ms, tok_s, mfu, training_s,
         None if training_s is None else wall_s - training_s - common.get("common_seconds", 0.0),
         found.get("peak_vram_mb"),
         100 * dropped if isinstance(dropped, (int, float)) else None, wall_s, exit_code,
@@ -144,8 +145,11 @@ COMMON_ROWS = """
 import sys, numpy as np
 from pathlib import Path
 from prepare import load_dataset
+from upstream import packed_rows
 data, out = load_dataset(), Path(sys.argv[1])
-np.save(out / "rows.npy", data.eval_rows()); np.save(out / "token_bytes.npy", data.token_bytes())
+rows = data.eval_rows()
+np.save(out / "common.npy", rows); np.save(out / "packed.npy", packed_rows(data, min(2048, len(rows))))
+np.save(out / "token_bytes.npy", data.token_bytes())
 """
 
 
@@ -189,7 +193,8 @@ def table(rows: list[Row]) -> str:
     """The rows as a Markdown table, missing as `-`."""
     columns: list[tuple[str, Callable[[Row], object], str]] = [
         ("side", lambda r: r.side, ""), ("budget s", lambda r: r.budget_s, "g"), ("own bpb", lambda r: r.val_bpb, ".4f"),
-        ("common bpb", lambda r: r.common_bpb, ".4f"), ("tokens M", lambda r: r.tokens_m, ".1f"), ("steps", lambda r: r.steps, "d"),
+        ("common bpb", lambda r: r.common_bpb, ".4f"), ("packed bpb", lambda r: r.packed_bpb, ".4f"),
+        ("tokens M", lambda r: r.tokens_m, ".1f"), ("steps", lambda r: r.steps, "d"),
         ("step ms", lambda r: r.step_ms, ".1f"), ("tok/s", lambda r: r.tok_s, ",.0f"), ("MFU %", lambda r: r.mfu_percent, ".1f"),
         ("outside budget s", lambda r: r.outside_s, ".1f"), ("launch to exit s", lambda r: r.wall_s, ".1f"),
         ("peak MB", lambda r: r.peak_vram_mb, ".0f"), ("dropped %", lambda r: r.dropped_percent, ".2f"),

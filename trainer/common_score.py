@@ -1,7 +1,8 @@
-"""Scores the model of any trainer on one set of rows, so that two trainers with evaluations of their own can be compared. Fixed.
+"""Scores the model of any trainer on the same rows, so that two trainers with evaluations of their own can be compared. Fixed.
 
 `overnight bench trainer` appends `evaluate_bpb = common_score.wrap(evaluate_bpb)` to the copy of each side's prepare.py. After a side's
-own evaluation the same rows are scored with the same code, and `common_bpb` and `common_seconds` are printed.
+own evaluation two sets of rows are scored with the same code: `common_bpb` on windows all over the validation text (our evaluation's), and
+`packed_bpb` on rows packed from the beginnings of documents (upstream's).
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ def wrap(evaluate: Callable[..., float]) -> Callable[..., float]:
     def both(model: Any, data: Any, batch_rows: int, *rest: Any, **named: Any) -> float:
         own = evaluate(model, data, batch_rows, *rest, **named)
         started = time.perf_counter()
-        bpb = score(model, batch_rows)
-        print(f"common_bpb:       {bpb:.6f}\ncommon_seconds:   {time.perf_counter() - started:.2f}", flush=True)
+        for name in ("common", "packed"):
+            print(f"{name}_bpb:       {score(model, batch_rows, name):.6f}")
+        print(f"common_seconds:   {time.perf_counter() - started:.2f}", flush=True)
         return own
 
     return both
@@ -38,11 +40,11 @@ def token_nats(model: Any, inputs: torch.Tensor, targets: torch.Tensor) -> torch
     return model(inputs, targets)
 
 
-def score(model: Any, batch_rows: int) -> float:
-    """Bits per byte on the rows in the folder OVERNIGHT_COMMON."""
+def score(model: Any, batch_rows: int, name: str) -> float:
+    """Bits per byte on one set of rows in the folder OVERNIGHT_COMMON."""
     folder = Path(os.environ["OVERNIGHT_COMMON"])
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    rows = torch.from_numpy(np.load(folder / "rows.npy").astype(np.int32)).to(device)
+    rows = torch.from_numpy(np.load(folder / f"{name}.npy").astype(np.int32)).to(device)
     token_bytes = torch.from_numpy(np.load(folder / "token_bytes.npy")).to(device)
     nats, scored = 0.0, 0
     for start in range(0, len(rows) - len(rows) % batch_rows, batch_rows):  # whole batches only: a compiled model has one shape

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 from corpora import DataError, find_corpus
-from prepare import load_dataset
+from prepare import Dataset, load_dataset
 
 UPSTREAM_BOS = "<|reserved_0|>"
+PACKING_BUFFER, PACKING_BATCH = 1000, 128  # documents, as upstream's loader holds and reads them
 VALIDATION_SHARD = "shard_06542.parquet"  # the name upstream pins
 
 
@@ -44,6 +45,31 @@ def lay_out(home: Path) -> str:
     (cache / "tokenizer" / "tokenizer.pkl").write_bytes(pickle.dumps(encoding))
     torch.save(torch.from_numpy(np.array(dataset.token_bytes(), dtype=np.int32)), cache / "tokenizer" / "token_bytes.pt")
     return dataset.data_id
+
+
+def packed_rows(dataset: Dataset, count: int) -> np.ndarray:
+    """Validation rows as upstream's evaluation has them, uint16 [count, seq_len + 1]: whole documents packed best-fit from a buffer of
+    1,000, the shortest one cropped where none fits. They hold the beginnings of documents; what is cropped is never scored."""
+    tokens = np.asarray(dataset.array("validation"))
+    starts = np.flatnonzero(tokens == dataset.bos)
+    documents = [tokens[a:b] for a, b in zip(starts, np.append(starts[1:], len(tokens)), strict=True)]
+    waiting: list[np.ndarray] = []
+    rows, taken = np.empty((count, dataset.seq_len + 1), dtype=np.uint16), 0
+    for row in rows:
+        at = 0
+        while at < len(row):
+            while len(waiting) < PACKING_BUFFER:
+                end = min(taken % len(documents) + PACKING_BATCH, len(documents))
+                waiting += documents[taken % len(documents) : end]
+                taken += end - taken % len(documents)
+            room = len(row) - at
+            lengths = [len(document) for document in waiting]
+            fitting = [length if length <= room else -1 for length in lengths]
+            best = int(np.argmax(fitting)) if max(fitting) > 0 else int(np.argmin(lengths))
+            document = waiting.pop(best)[:room]
+            row[at : at + len(document)] = document
+            at += len(document)
+    return rows
 
 
 def main() -> int:

@@ -1,0 +1,136 @@
+"""Two trainers side by side: what is read from their output, the same rows for both, and data laid out as upstream reads it."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from runner import bench_trainer
+from runner.errors import BadValue
+
+from .conftest import TRAINER, words
+
+PROGRESS = "\nstep {:05d} ({}%) | loss: 3.0 | lrm: 1.00 | dt: {}ms | tok/sec: 1 | mfu: 1% | epoch: 1 | remaining: 9s    "
+BLOCK = """
+common_bpb:       0.571053
+packed_bpb:       0.487000
+common_seconds:   0.80
+---
+val_bpb:          0.575447
+training_seconds: 60.2
+total_seconds:    75.6
+peak_vram_mb:     23084.5
+mfu_percent:      -
+total_tokens_M:   102.0
+num_steps:        778
+num_params_M:     50.3
+depth:            8
+"""
+
+
+def test_a_row_is_read_from_the_output_alone() -> None:
+    log = "Estimated FLOPs per token: 2.768e+08\n" + "".join(PROGRESS.format(i, i, 400 if i < 10 else 78) for i in range(40)) + BLOCK
+    row = bench_trainer.read_row("theirs", 60.0, log, "", 79.9, 0, 989.5e12)
+    assert (row.val_bpb, row.common_bpb, row.packed_bpb, row.steps, row.step_ms) == (0.575447, 0.571053, 0.487, 778, 78)
+    assert row.outside_s == pytest.approx(79.9 - 60.2 - 0.8) and row.dropped_percent is None
+    tok_s = 102.0e6 / 778 / 0.078
+    assert row.tok_s == pytest.approx(tok_s) and row.mfu_percent == pytest.approx(100 * 2.768e8 * tok_s / 989.5e12)
+    ours = bench_trainer.read_row("ours", 60.0, log, '{"event":"summary","train_tokens_dropped_share":0.01}\nnot json\n', 79.9, 0, None)
+    assert ours.dropped_percent == 1.0 and ours.mfu_percent is None
+
+
+def test_a_run_that_crashed_is_a_row_of_dashes() -> None:
+    row = bench_trainer.read_row("theirs", 60.0, "Traceback\nval_bpb: 0.1\n", "", 3.0, 1, None)
+    assert row.val_bpb is None and row.exit_code == 1
+    line = bench_trainer.table([row]).splitlines()[-1]
+    assert line.count("| - ") >= 9 and line.startswith("| theirs | 60 |")
+
+
+@pytest.fixture
+def shards(tmp_path: Path) -> Path:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the `trainer` extra (pyarrow)")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("torch", reason="needs the `trainer` extra (torch)")
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for name, first in (("shard_00000", 0), ("shard_00001", 20), ("shard_00007", 40)):
+        table = pyarrow.table({"text": [words(i + 1, 300 + 20 * i) for i in range(first, first + 20)]})
+        parquet.write_table(table, folder / f"{name}.parquet")
+    return folder
+
+
+FAKE_TRAINER = """
+import torch
+from prepare import TIME_BUDGET, evaluate_bpb
+model = torch.nn.Module()
+model.forward = lambda x, y, reduction: torch.full(y.shape, 2.0)
+print("\\rstep 00000 (1.0%) | loss: 3.0 | lrm: 1.00 | dt: 5ms | tok/sec: 1 | mfu: 1% | epoch: 1 | remaining: 9s    ", end="")
+print()
+bpb = evaluate_bpb(model, None, 2)
+print("---"); print(f"val_bpb: {bpb:.6f}"); print(f"training_seconds: {TIME_BUDGET}.0"); print("num_steps: 1"); print("total_tokens_M: 0.1")
+"""
+FAKE_PREPARE = """
+TIME_BUDGET = 300
+EVAL_TOKENS = 40 * 524288
+def evaluate_bpb(model, tokenizer, batch_size):
+    return EVAL_TOKENS / 1e7
+if __name__ == "__main__":
+    raise SystemExit("not now")
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(240)
+def test_both_sides_are_scored_by_the_same_code_on_the_same_rows(shards: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    (checkout / "train.py").write_text(FAKE_TRAINER)
+    (checkout / "prepare.py").write_text(FAKE_PREPARE)
+    keep = tmp_path / "keep"
+    keep.mkdir()
+    _, theirs, common = bench_trainer.lay_out_data(sys.executable, shards, keep)
+    row = bench_trainer.run_once(bench_trainer.Side("theirs", checkout, theirs), 7.0, sys.executable, common, None, keep)
+    log = next(keep.glob("theirs-*/out.log")).read_text()
+    assert row.exit_code == 0, log
+    assert row.val_bpb == pytest.approx(8 * 524_288 / 1e7) and row.training_s == 7.0        # its evaluation shortened, its budget written
+    assert row.common_bpb is not None and row.packed_bpb is not None and row.common_bpb != row.packed_bpb
+    import numpy as np
+
+    rows, sizes = np.load(common / "common.npy"), np.load(common / "token_bytes.npy")
+    whole = len(rows) - len(rows) % 2
+    targets = sizes[rows[:whole, 1:].astype(np.int64)]
+    two_nats_a_token = 2.0 * (targets > 0).sum() / (np.log(2) * targets.sum())
+    assert row.common_bpb == pytest.approx(two_nats_a_token, abs=1e-5)
+    assert (checkout / "prepare.py").read_text() == FAKE_PREPARE
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(120)
+def test_data_is_laid_out_as_upstream_reads_it(shards: Path, tmp_path: Path) -> None:
+    _, theirs, common = bench_trainer.lay_out_data(sys.executable, shards, tmp_path)
+    cache = Path(theirs["HOME"]) / ".cache" / "autoresearch"
+    assert sorted(path.name for path in (cache / "data").iterdir()) == ["shard_00000.parquet", "shard_00001.parquet", "shard_06542.parquet"]
+    encoding = pickle.loads((cache / "tokenizer" / "tokenizer.pkl").read_bytes())
+    import numpy as np
+    import torch
+
+    table = torch.load(cache / "tokenizer" / "token_bytes.pt")
+    bos = encoding.encode_single_token("<|reserved_0|>")
+    assert len(table) == encoding.n_vocab == bos + 1 and table[bos] == 0
+    text = words(3, 50)
+    ids = encoding.encode_ordinary(text)
+    assert encoding.decode(ids) == text and int(table[ids].sum()) == len(text.encode())
+    packed = np.load(common / "packed.npy")
+    assert (packed[:, 0] == bos).all()      # rows of documents' beginnings
+
+
+def test_a_folder_that_is_no_trainer_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadValue, match=r"no readable train\.py"):
+        bench_trainer.run_once(bench_trainer.Side("theirs", tmp_path, {}), 1.0, sys.executable, None, None, tmp_path)
+
+
+def test_the_trainers_folder_is_there() -> None:
+    assert (TRAINER / "train.py").exists() and bench_trainer.OURS == TRAINER
