@@ -78,7 +78,7 @@ def once_lines(lab: Lab) -> list[str]:
     """What `--once` prints."""
     state = queries.lab_state(lab)
     live = {str(o["id"]): o for o in queries.run_objects(lab, queries.live_runs(lab))}
-    out = [f"Overnight  {lab.path}  {time.strftime('%Y-%m-%d %H:%M:%S')}", queries.state_line(state), "", "GPUs"]
+    out = [f"Overnight  {lab.path}  {time.strftime('%Y-%m-%d %H:%M:%S')}", safe(queries.state_line(state), 1000), "", "GPUs"]
     for gpu in queries.gpu_objects(lab):
         run = live.get(str(gpu["run"]), {})
         sample = gpu["sample"] or {}
