@@ -317,8 +317,6 @@ def _settle_gpu(roster: Roster, track: Track, status: dict[str, Any]) -> None:
             f"{used} MiB still in use after {track.run.id} ended ({before} MiB before it)",
             holder={"holders": memory.get("holders"), "run_id": track.run.id},
         )
-    else:
-        roster.set_device(uuid, GpuState.FREE)
 
 
 async def _not_started(roster: Roster, engine: Engine, track: Track, status: dict[str, Any]) -> bool:

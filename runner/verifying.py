@@ -125,5 +125,5 @@ def answer_of(lab: Lab, run_id: str, check_id: str) -> dict[str, Any]:
         "outcome": check.outcome if check else None,
         "verdict": run.trust if run else None,
         "verified_bpb": run.verified_bpb if run else None,
-        "why": (run.trust_why if run else None) or (check.cause_text if check else None),
+        "why": run.trust_why if run and check and check.outcome == Outcome.COMPLETED else (check.cause_text if check else None),
     }

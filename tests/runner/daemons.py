@@ -13,7 +13,7 @@ from typing import Any
 
 from runner import daemonctl
 from runner.daemon import Daemon, hold_lock, sign_lock
-from runner.lab import Lab
+from runner.lab import Lab, open_lab
 from runner.records import Run
 from tests.runner.labs import make_lab
 
@@ -37,16 +37,18 @@ def fake_lab(folder: Path, policy: str = "", host: str = "types = {H100 = 2, H20
 
 @asynccontextmanager
 async def serving(lab: Lab) -> AsyncIterator[Daemon]:
-    """A daemon in this process, with its lock held."""
+    """A daemon in this process, with its lock held and, as in life, a database connection of its own."""
     fd = hold_lock(lab.path)
     sign_lock(fd)
-    daemon = Daemon(lab)
+    own = open_lab(lab.path)
+    daemon = Daemon(own)
     task = asyncio.create_task(daemon.run())
     try:
         yield daemon
     finally:
         daemon.stop.set()
         await task
+        own.close()
         os.close(fd)
 
 

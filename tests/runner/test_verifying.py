@@ -13,11 +13,11 @@ from runner.records import Run, Submission
 from runner.verifying import verdict_in
 from tests.runner.daemons import ended, fake_lab, local_lab, serving, until
 
+pytestmark = pytest.mark.timeout(90)
+
 # What trainer/verify.py promises: one JSON object on stdout, exit code 1 unless verified. This one compares with a file of ours.
 VERIFIER = """
 import json, sys
-
-pytestmark = pytest.mark.timeout(90)
 work, claim = sys.argv[1], float(sys.argv[sys.argv.index("--claim") + 1])
 print("loading", work)
 try:
