@@ -10,7 +10,7 @@ import bisect
 import itertools
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -131,18 +131,23 @@ async def wait_for_results(
     until: Annotated[Literal["any", "all"], Field(description="Return at the first new result, or when all have ended.")] = "any",
     timeout_s: Annotated[float, Field(description="Longest wait; then what is known is returned, which is no error.", ge=0, le=50)] = 25,
     cursor: Annotated[str | None, Field(description="From the last answer: only what is new since then.", max_length=4000)] = None,
-) -> Answer:
+) -> Callable[[Lab], Answer]:
     """Wait for runs to end (a long poll of at most 50 s) and return only new results: outcome, val_bpb and its change against the parent
     (or the baseline), failures with their cause. Call it again with the cursor while `pending` is not 0; use the time between calls to
     prepare the next wave. Without ids and wave it covers your own runs that are queued, going, or ended within the last hour. Safe to
     cancel or repeat: results stay in the lab."""
     desk = call.desk
-    scope = await desk.with_lab(lambda lab: scope_of(lab, call.who, ids, wave))
-    told = parse_cursor(cursor, scope.name) if cursor else await desk.with_lab(lambda lab: first_cursor(lab, scope))
+
+    def begin(lab: Lab) -> tuple[Scope, Cursor, list[Run]]:
+        desk.heard_from(lab, call.who)
+        scope = scope_of(lab, call.who, ids, wave)
+        told = parse_cursor(cursor, scope.name) if cursor else first_cursor(lab, scope)
+        return scope, told, scope.runs(lab, told)
+
     started = time.monotonic()
+    version = desk.version()
+    scope, told, runs = await desk.with_lab(begin)
     progress_at, settle_until = started, None
-    version: int | None = None
-    runs: list[Run] = []
     while True:
         now = time.monotonic()
         if (newest := desk.version()) != version:
@@ -159,7 +164,7 @@ async def wait_for_results(
             progress_at = now + PROGRESS_S
             await call.progress(now - started, timeout_s, f"{fresh} new, {going(pending)}")
         await anyio.sleep(min(POLL_S, max(0.0, timeout_s - (now - started))))
-    return await desk.with_lab(lambda lab: report(lab, scope, runs, told))
+    return lambda lab: report(lab, scope, runs, told)
 
 
 def going(pending: list[Run]) -> str:
