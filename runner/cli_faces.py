@@ -18,6 +18,7 @@ import typer
 
 from runner import bench_trainer
 from runner import connect as connecting
+from runner import report as reporting
 from runner.cli_io import JsonFlag, emit, lab_of, note, print_json, say
 from runner.errors import BadValue, OvernightError
 from runner.lab import find_lab
@@ -102,7 +103,7 @@ def report(
 ) -> None:
     """The night as Markdown with pictures."""
     lab = lab_of(context)
-    path = importlib.import_module("runner.report").write_report(lab, out or lab.path / "report")
+    path = reporting.write_report(lab, out or lab.path / "report")
     if json:
         emit(lab, {"report": str(path)})
     else:
@@ -119,7 +120,7 @@ def plot(
     """The progress of the night as one SVG."""
     lab = lab_of(context)
     path = out or lab.path / "progress.svg"
-    importlib.import_module("runner.report").write_plot(lab, path)
+    reporting.write_plot(lab, path)
     if json:
         emit(lab, {"plot": str(path)})
     else:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from runner import verbs
 from runner.lab import Lab
+from runner.records import Submission
 from tests.runner.commands import overnight, program
-from tests.runner.labs import make_lab
+from tests.runner.labs import finish, make_lab
 
 
 @pytest.fixture
@@ -48,3 +50,17 @@ def test_a_face_whose_packages_are_missing_says_what_to_install(
     monkeypatch.setitem(sys.modules, "textual", None)
     said = overnight(capsys, "--lab", lab.path)
     assert said.code == 1 and said.is_one_sentence() and "textual" in said.err and "pip install" in said.err
+
+
+def test_report_and_plot_are_files_that_are_named(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert overnight(capsys, "--lab", lab.path, "report").code == 1
+    finish(lab, verbs.submit(lab, Submission(), who="cli").run_ids[0], 1.25)
+    answer = overnight(capsys, "--lab", lab.path, "report", "--out", tmp_path / "night", "--json").object
+    assert Path(answer["report"]).is_relative_to(tmp_path / "night") and "1.250000" in Path(answer["report"]).read_text()
+    assert overnight(capsys, "--lab", lab.path, "plot", "--out", tmp_path / "p.svg").code == 0
+    assert (tmp_path / "p.svg").read_text().lstrip().startswith(("<svg", "<?xml"))
+
+
+def test_bench_trainer_names_the_folder_that_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = overnight(capsys, "bench", "trainer", "--against", tmp_path / "none", "--shards", tmp_path)
+    assert (said.code, said.is_one_sentence()) == (2, True) and str(tmp_path / "none") in said.err

@@ -17,7 +17,8 @@ def a_run(**known: Any) -> Run:
     empty: dict[str, Any] = {f.name: None for f in fields(Run)}
     usual = {"id": "r0001", "seq": 1, "phase": "running", "stage": "training", "purpose": "experiment", "gpu_uuid": "GPU-1",
              "constants": {"DEVICE_BATCH_SIZE": 128}, "overrides": {}, "step": 200, "share": 0.5, "loss": 3.5, "tok_s": 1.6e6,
-             "dt_ms": 300.0, "budget_s": 300.0, "epoch": 1.0, "started_at": NOW - 200, "first_step_at": NOW - 170, "last_output_at": NOW - 0.3}
+             "dt_ms": 300.0, "budget_s": 300.0, "epoch": 1.0, "started_at": NOW - 200, "first_step_at": NOW - 170,
+             "last_output_at": NOW - 0.3}
     return Run(**{**empty, **usual, **known})
 
 
