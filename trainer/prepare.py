@@ -2,6 +2,7 @@
 
     python prepare.py                          the embedded corpus (a few seconds; does nothing the second time)
     python prepare.py --from-folder FOLDER     any folder of text
+    python prepare.py --shards 8               the shards karpathy/autoresearch trains on (fetched, about 90 MB each)
 
 Prepared data lies in OVERNIGHT_DATA, else in `.data/` beside the corpus. What a result depends on is in `data_id` and EVALUATOR.
 """
@@ -398,15 +399,23 @@ def main() -> int:
         metavar="FOLDER",
         help="a folder of text files or parquet shards (default: OVERNIGHT_CORPUS, else the embedded corpus)",
     )
+    parser.add_argument("--shards", type=int, metavar="N", help="fetch and prepare N training shards of climbmix and the validation shard")
     arguments = parser.parse_args()
+    if arguments.from_folder and arguments.shards is not None:
+        parser.error("take --from-folder or --shards, not both")
+    folder = arguments.from_folder
     try:
-        dataset = load_dataset(arguments.from_folder, say=print)
+        if arguments.shards is not None:
+            from download import fetch_shards
+
+            folder = str(fetch_shards(data_root(find_corpus()) / "climbmix", arguments.shards)[0].parent)
+        dataset = load_dataset(folder, say=print)
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"ready: {dataset.data_id}, vocabulary {dataset.vocab_size:,}, rows of {dataset.seq_len} tokens in {dataset.folder}")
-    if arguments.from_folder:
-        print(f"train on it with: OVERNIGHT_CORPUS={Path(arguments.from_folder).resolve()} python train.py")
+    if folder:
+        print(f"train on it with: OVERNIGHT_CORPUS={Path(folder).resolve()} python train.py")
     return 0
 
 
