@@ -178,8 +178,8 @@ def interpreter(found: dict[str, Any], has_gpus: bool) -> list[Check]:
     if not has_gpus:
         return [*checks, verdict("torch", True, torch, probe["torch"])]
     if not probe.get("cuda_available"):
-        why = "is built without CUDA" if not probe.get("torch_cuda") else f"does not work with driver {found.get('driver') or '?'}"
-        return [*checks, verdict("torch", False, f"{torch}: sees no GPU; this build {why}", probe["torch"])]
+        why = "this build has no CUDA" if not probe.get("torch_cuda") else f"it does not get on with driver {found.get('driver') or '?'}"
+        return [*checks, verdict("torch", False, f"{torch}: sees no GPU, {why}", probe["torch"])]
     missing = [c for c in probe.get("capability") or [] if not supported(c, probe.get("arch_list") or [])]
     if missing:
         return [*checks, verdict("torch", False, f"{torch}: has no kernels for compute capability {missing[0]}", probe["torch"])]

@@ -238,6 +238,12 @@ def _outcome(roster: Roster, track: Track, state: State, tail: str, summary_seen
     """outcome, cause, cause_text and last_lines of a run that is over."""
     if state.phase == "lost":
         why = "its host was restarted" if _rebooted(roster, track, state.status or {}) else "its supervisor was killed"
+        if track.run.val_bpb is not None:
+            text = f"{why} after its summary; the result stands"
+            return {"outcome": Outcome.COMPLETED, "cause": "lost_after_summary", "cause_text": text, "last_lines": _last_lines(tail)}
+        if track.run.wanted == "cancel":
+            text = f"it was cancelled, and {why}"
+            return {"outcome": Outcome.CANCELLED, "cause": None, "cause_text": text, "last_lines": _last_lines(tail)}
         return {"outcome": Outcome.LOST, "cause": "lost", "cause_text": f"{why} while it ran", "last_lines": _last_lines(tail)}
     said = reading.classify_end(state.status, track.run, tail, summary_seen=summary_seen, error=track.error)
     fields = {"outcome": said.outcome, "cause": said.cause, "cause_text": track.stop_why or said.cause_text, "last_lines": said.last_lines}

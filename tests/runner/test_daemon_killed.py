@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -70,8 +72,6 @@ async def test_a_run_taken_up_again_can_be_cancelled(lab: Lab) -> None:
 
 
 async def test_stop_leaves_runs_alone_and_a_dead_supervisor_makes_them_lost_and_retried_once(lab: Lab) -> None:
-    import json
-
     run_id = submit(lab, STEPS=2000)
     daemonctl.ensure_daemon(lab)
     await until(lambda: lab.store.run(run_id).step)  # type: ignore[union-attr]
@@ -92,9 +92,25 @@ async def test_stop_leaves_runs_alone_and_a_dead_supervisor_makes_them_lost_and_
     assert lab.store.count_runs() == 3  # the retry was not retried again
 
 
-async def test_another_boot_id_means_lost(lab: Lab) -> None:
-    import json
+async def test_a_supervisor_killed_after_the_summary_loses_no_result_and_a_cancelled_one_stays_cancelled(lab: Lab) -> None:
+    daemonctl.ensure_daemon(lab)
+    hung = submit(lab, MODE="hang")
+    await until(lambda: lab.store.run(hung).total_s)  # type: ignore[union-attr]
+    os.kill(json.loads((lab.run_dir(hung) / "status.json").read_text())["supervisor"]["pid"], 9)
+    (run,) = await ended(lab, hung)
+    assert (run.outcome, run.cause, run.val_bpb) == ("completed", "lost_after_summary", 0.9979)
+    long = submit(lab, MODE="ignore_term")
+    await until(lambda: lab.store.run(long).step)  # type: ignore[union-attr]
+    pid = json.loads((lab.run_dir(long) / "status.json").read_text())["supervisor"]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    verbs.cancel(lab, [long], who="cli")
+    await until(lambda: (lab.run_dir(long) / "stop").exists())
+    os.kill(pid, 9)
+    (run,) = await ended(lab, long)
+    assert run.outcome == "cancelled" and not lab.store.runs("retry_of IS NOT NULL")
 
+
+async def test_another_boot_id_means_lost(lab: Lab) -> None:
     run_id = submit(lab, STEPS=2000)
     daemonctl.ensure_daemon(lab)
     await until(lambda: lab.store.run(run_id).step)  # type: ignore[union-attr]
