@@ -104,7 +104,7 @@ class LabTool(Tool):
             try:
                 values = self.fn_metadata.validate_arguments(arguments)
             except ValidationError as exc:
-                return refusal(*argument_error(self, exc))
+                return await refused(desk, *argument_error(self, exc))
             caller = Caller(desk, context)
             if self.is_async:
                 # a waiting tool ends in a function that makes its answer, so that all of the work on the lab is one visit to a thread
@@ -112,13 +112,12 @@ class LabTool(Tool):
                 return await desk.with_lab(lambda lab: success(desk, lab, report(lab)))
             return await desk.with_lab(lambda lab: self.answered(caller, lab, values))
         except OvernightError as exc:
-            return refusal(*own_error(exc))
+            return await refused(desk, *own_error(exc))
         except Exception as exc:  # the top of a request: the agent gets a sentence, the log the traceback
             log.exception("tool %s failed", self.name)
             message = f"{self.name} failed inside Overnight ({type(exc).__name__}: {one_line(str(exc), 200)})."
-            return refusal(
-                "internal", message, "Nothing is known to have changed; list_runs shows what is there. The server's log has the details."
-            )
+            next_step = "Nothing is known to have changed; list_runs shows what is there. The server's log has the details."
+            return await refused(desk, "internal", message, next_step)
 
     def answered(self, caller: Caller, lab: Lab, values: dict[str, Any]) -> CallToolResult:
         """The whole of a call that waits for nothing, in a worker thread."""
@@ -132,13 +131,17 @@ def success(desk: Desk, lab: Lab, answer: Answer) -> CallToolResult:
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=structured)
 
 
-def refusal(code: str, message: str, next_step: str) -> CallToolResult:
-    """An error result: what was wrong, and the next call to make."""
+async def refused(desk: Desk, code: str, message: str, next_step: str) -> CallToolResult:
+    """An error result: what was wrong, the next call to make, and the lab's line where the lab can be read."""
     error = {"code": code, "message": one_line(message, 1200), "next": one_line(next_step, 600)}
-    text = f"error ({code}): {error['message']}"
-    if next_step:
-        text += f"\nnext: {error['next']}"
-    return CallToolResult(content=[TextContent(type="text", text=text)], structured_content={"error": error}, is_error=True)
+    lines = [f"error ({code}): {error['message']}", *([f"next: {error['next']}"] if next_step else [])]
+    structured: dict[str, Any] = {"error": error}
+    try:
+        structured["lab"] = await desk.with_lab(desk.lab_line)
+        lines.append(structured["lab"])
+    except OvernightError as exc:
+        log.warning("the lab cannot be read: %s", exc)
+    return CallToolResult(content=[TextContent(type="text", text="\n".join(lines))], structured_content=structured, is_error=True)
 
 
 def own_error(exc: OvernightError) -> tuple[str, str, str]:

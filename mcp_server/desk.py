@@ -95,7 +95,10 @@ class Desk:
         now = time.monotonic()
         if now - self._heard_at >= HEARD_EVERY_S:
             self._heard_at = now
-            verbs.heard_from(lab, who)
+            try:
+                verbs.heard_from(lab, who)
+            except OvernightError as exc:  # a full disk must not keep an agent from reading
+                log.warning("the call was not noted: %s", exc)
 
     def wake_daemon(self, lab: Lab) -> str | None:
         """Have a daemon started when none serves the lab, without waiting for it. None when one beats; else what to tell the caller."""

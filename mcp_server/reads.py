@@ -20,6 +20,7 @@ RunId = Annotated[str, Field(description="Run id, e.g. 'r0042'.", min_length=1, 
 Limit = Annotated[int, Field(description="Rows at most; the answer stays under 2,000 tokens all the same.", ge=1, le=200)]
 PageCursor = Annotated[str | None, Field(description="From the last answer, for the rows after it.", max_length=60)]
 FIRST_LOOK_S = 6.0
+CURVE_CELL_CHARS = 11  # a figure of a curve with its comma
 MOST_ROWS = 80  # more never fit into an answer, and each costs its reading
 LIST_COLUMNS = ["id", "phase", "outcome", "val_bpb", "verdict", "wave", "changed", "hypothesis"]
 
@@ -120,6 +121,11 @@ def get_metrics(
     runs = [known_run(lab, i) for i in dict.fromkeys(ids)]
     answer = Answer()
     head = []
+    room = max(2, (BUDGET_CHARS - 1000) // (len(runs) * CURVE_CELL_CHARS * (1 + len(metrics))))
+    if points > room:
+        # a table that is cut loses its end, and the end of a curve is what counts
+        answer.notes.append(f"{room} points a run fit into one answer; ask for fewer runs or metrics to see more.")
+        points = room
     for run in runs:
         curve = queries.curve(lab, run.id, limit=points)
         note = None if curve else "no step yet" if not run.ended else f"no step was reached ({run.outcome})"

@@ -88,7 +88,7 @@ def version() -> str:
     try:
         return installed("overnight")
     except PackageNotFoundError:
-        return "0.1.0"
+        return "unknown"
 
 
 def main(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mcp_server.desk import Desk
 from runner import verbs
 from runner.lab import Lab
 from runner.records import Point, Submission
@@ -408,3 +409,35 @@ async def test_a_verdict_repeated_after_a_lost_reply_is_one_event(agent: Agent, 
     for _ in range(2):
         await agent("decide", id="r0001", action="discard", why="no gain")
     assert [e.verb for e in lab.store.events()].count("decide") == 1
+
+
+async def test_long_curves_keep_their_ends(agent: Agent, lab: Lab) -> None:
+    await agent("submit_wave", factors={"DEPTH": [4, 6, 10, 12, 14, 16]})
+    for n in range(1, 7):
+        lab.store.add_points(
+            f"r{n:04d}", [Point(s, s / 7, s / 900, 9 / (s + 1.2345), 1234567.8 + s, 1.2345678 * s, 0.4) for s in range(1, 901)]
+        )
+    ids = [f"r{n:04d}" for n in range(1, 7)]
+    metrics = ["loss", "tok_s", "dt_ms", "share", "t", "mfu"]
+    result = await agent.raw("get_metrics", ids=ids, metrics=metrics, points=200)
+    assert chars(result) <= 8000 and result.structured_content is not None
+    for run_id in ids:
+        steps = [row["step"] for row in rows_of(result.structured_content, run_id)]
+        assert steps[0] == 1 and steps[-1] == 900, run_id
+    one = await agent("get_metrics", ids=["r0001"], metrics=["loss"], points=200)
+    assert len(one["r0001"]["rows"]) == 200 and "notes" not in one
+
+
+async def test_a_refusal_ends_with_the_labs_line_too(agent: Agent) -> None:
+    assert (await agent.fails("get_run", id="r0001")).split("\n")[-1].startswith("lab: ")
+    assert (await agent.fails("get_run", idd="r0001")).split("\n")[-1].startswith("lab: ")
+
+
+async def test_a_lab_that_cannot_be_written_can_still_be_read(agent: Agent, desk: Desk, lab: Lab) -> None:
+    await agent("run_experiment")
+    lab.store._db.execute("CREATE TRIGGER full BEFORE INSERT ON settings BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END")
+    lab.store._db.execute("CREATE TRIGGER full_runs BEFORE INSERT ON runs BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END")
+    desk._heard_at = float("-inf")  # the note that an agent called is due again
+    assert rows_of(await agent("list_runs"), "runs")
+    told = await agent.fails("run_experiment", overrides={"DEPTH": 3})
+    assert "disk is full" in told and lab.store.count_runs() == 1
