@@ -232,6 +232,8 @@ class Daemon:
             if name in self.roster.engines:
                 await self.drop_engine(name)  # runs are taken up again by the new engine, as after a restart
             self.roster.hosts[name] = host
+            if self.roster.fitness.went_well(name):  # a human changed something about it
+                self.roster.store.clear_flag(name, "unfit")
             try:
                 engine = make_engine(self.lab, host)
                 await engine.start()
@@ -282,6 +284,7 @@ class Daemon:
         if follower is not None:
             follower.cancel()
         engine = self.roster.engines.pop(name, None)
+        self.roster.reports.pop(name, None)  # what it said of its python and folders may be true no more
         if engine is not None:
             await engine.close()
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from runner import launch, reconcile, scheduler, telemetry
 from runner.engines.base import Spec
-from runner.errors import EngineError, HostError, LabError, RequestError
+from runner.errors import EngineError, HostError, LabError, PolicyError, RequestError
+from runner.fitness import TRAINER
 from runner.records import GpuState, Outcome, Phase, Severity
 from runner.research import classes
 from runner.roster import left_s
@@ -91,15 +92,18 @@ class Dispatcher:
             scheduler.Wish(r, (-p, seq), gpu_type, host, f"its agent {agent} is paused" if agent in paused_agents else None)
             for r, p, seq, gpu_type, host, agent in rows
         ]
-        limit = self.spent()
+        limit = self.spent() or self.roster.fitness.hold(TRAINER)
         if limit:
             wishes = [scheduler.Wish(w.run_id, w.order, w.gpu_type, w.host, limit) for w in wishes]
-        return scheduler.place(
+        plan = scheduler.place(
             wishes,
             self.views(),
             handed_ahead=self.roster.lab.policy().limits.handed_ahead,
             paused=bool(store.setting("queue_paused", False)),
         )
+        if self.roster.fitness.probing(TRAINER):
+            del plan.placements[1:]
+        return plan
 
     def spent(self) -> str | None:
         """Why nothing may start any more: a limit of the policy is used up."""
@@ -136,10 +140,12 @@ class Dispatcher:
         why_not = None
         if device.state in (GpuState.QUARANTINED, GpuState.FOREIGN):
             why_not = f"{device.state}: {device.reason}"
-        if usable and hold is None and host is not None and host.max_runs is not None:
+        if usable and hold is None and host is not None:
             taken[slot.host] = taken.get(slot.host, 0) + 1
-            if taken[slot.host] > host.max_runs:
+            if host.max_runs is not None and taken[slot.host] > host.max_runs:
                 hold = f"max_runs = {host.max_runs} is reached"
+        if hold is None and self.roster.fitness.probing(slot.host) and (not usable or taken.get(slot.host, 0) > 1):
+            hold = "it is unfit, and tries one run first"
         waiting = tuple(
             scheduler.Wish(t.run.id, (-t.run.priority, t.run.seq), t.run.gpu_type, t.run.want_host)
             for t in self.roster.waiting(slot.uuid)
@@ -172,7 +178,8 @@ class Dispatcher:
         floor = telemetry.disk_floor(self.roster, host.name)
         if report.disk_free_mib is not None and report.disk_free_mib < floor:
             return f"its disk is below the floor ({report.disk_free_mib} of {floor} MiB)"
-        return None
+        unfit = self.roster.fitness.hold(host.name)
+        return f"it is unfit: {unfit}" if unfit else None
 
     def write_placements(self, placements: list[scheduler.Placement]) -> None:
         """Rows first: from here on the runs are `starting`, whatever happens to this process."""
@@ -242,6 +249,8 @@ class Dispatcher:
             await engine.submit(Spec(run.id, device.slot, stage, track.standby))
             track.launches += 1
             roster.note("launch", None)
+            if roster.fitness.went_well(TRAINER):
+                self.store.clear_flag("lab", "trainer_unusable")
         except HostError as error:
             log.info("%s: %s", run.id, error)  # whether it started is unknown: poll says
             track.launch_again_at = time.monotonic() + BACK_OFF_S
@@ -252,19 +261,29 @@ class Dispatcher:
         except EngineError as error:
             await self._refused(track, device, error)
         except RequestError as error:
-            reconcile.end(roster, track, Outcome.CRASHED, cause="materialise", cause_text=str(error))
+            self._cannot_lay_out(track, error)
         finally:
             track.launching = False
 
-    async def _refused(self, track: Track, device: Device, error: EngineError) -> None:
-        """The engine could not start it: another try in the queue, a few times."""
-        self.roster.store.event("daemon", "not_started", track.run.id, str(error))
-        failed = sum(e.verb == "not_started" for e in self.store.events(subject=track.run.id))
-        device.retry_at = time.time() + BACK_OFF_S
-        if failed >= MAX_LAUNCHES:
-            reconcile.end(self.roster, track, Outcome.CRASHED, cause="not_started", cause_text=str(error))
-        else:
+    def _cannot_lay_out(self, track: Track, error: RequestError) -> None:
+        """The run's fault, unless run after run fails so: then the trainer folder is at fault and the queue waits."""
+        unusable = isinstance(error, PolicyError) and self.roster.fitness.failed(TRAINER, track.run.id, str(error))
+        if unusable:
+            self.store.raise_flag("lab", "trainer_unusable", Severity.BAD, f"no run can be laid out, the queue waits: {error}")
             reconcile.back_to_queue(self.roster, track)
+        else:
+            reconcile.end(self.roster, track, Outcome.CRASHED, cause="materialise", cause_text=str(error))
+
+    async def _refused(self, track: Track, device: Device, error: EngineError) -> None:
+        """The engine could not start it: another try in the queue, a few times, unless the host is at fault."""
+        run, host = track.run, track.run.host or ""
+        self.store.event("daemon", "not_started", run.id, str(error))
+        failed = sum(e.verb == "not_started" for e in self.store.events(subject=run.id))
+        device.retry_at = time.time() + BACK_OFF_S
+        if reconcile.note_failure(self.roster, run, str(error)) or failed < MAX_LAUNCHES:
+            reconcile.back_to_queue(self.roster, track)
+        else:
+            reconcile.end(self.roster, track, Outcome.CRASHED, cause="not_started", cause_text=f"{host}: {error}")
 
     def flag_impossible(self, impossible: dict[str, str]) -> None:
         """A run that no host can take says so; the flag goes when one can."""

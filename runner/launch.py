@@ -94,4 +94,4 @@ def _staged(final: Path, spec: dict[str, Any]) -> bool:
         found = json.loads((final / "spec.json").read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(found, dict) and found.get("gpus") == spec["gpus"] and found.get("lab_id") == spec["lab_id"]
+    return isinstance(found, dict) and all(found.get(key) == spec[key] for key in ("gpus", "lab_id", "argv"))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner import follow, launch, reading, upkeep, verbs, verifying
 from runner.errors import HostError, OvernightError, RequestError
+from runner.fitness import host_at_fault
 from runner.records import GpuState, Outcome, Phase, Purpose, Severity, Stage
 from runner.research import classes, trust
 
@@ -65,6 +66,7 @@ async def observe(roster: Roster, engine: Engine, track: Track, state: State) ->
         return
     if state.phase in ("running", "stopping"):
         await follow.read_new(roster, engine, track, state)
+        _note_start(roster, track)
     await _ask_stop(roster, engine, track)
 
 
@@ -228,6 +230,9 @@ def _finish(roster: Roster, track: Track, state: State, tail: str) -> None:
         roster.update(track, **fields)
         _flag_end(roster, track, status)
         _settle_gpu(roster, track, status)
+        if host_at_fault(track.run):
+            note_failure(roster, track.run, track.run.cause_text or "")
+        _note_start(roster, track)
         upkeep.remember(roster, run.id)
         end(roster, track, fields["outcome"], ended_at=ended)
         roster.update(track, **trust.settled(roster.lab, track.run))
@@ -281,6 +286,21 @@ def end(roster: Roster, track: Track, outcome: str, *, ended_at: float | None = 
 def _may_retry(run: Run) -> bool:
     """Only the first loss of a run that a client still wants; a verification is simply asked for again."""
     return run.retry_of is None and run.wanted == "run" and run.purpose != Purpose.VERIFY
+
+
+def note_failure(roster: Roster, run: Run, why: str) -> bool:
+    """A run could not get going for a reason that may be its host's; True while the host is unfit."""
+    host = run.host or ""
+    if not roster.fitness.failed(host, run.id, why):
+        return False
+    roster.store.raise_flag(host, "unfit", Severity.BAD, f"{roster.fitness.why(host)}; it takes no run for now")
+    return True
+
+
+def _note_start(roster: Roster, track: Track) -> None:
+    """A run that takes its first step shows that its host is fit."""
+    if "first_step_at" in track.facts and roster.fitness.went_well(track.run.host or ""):
+        roster.store.clear_flag(track.run.host or "", "unfit")
 
 
 def _flag_end(roster: Roster, track: Track, status: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from runner.fitness import Fitness
 from runner.records import LIVE_PHASES, GpuState, Phase, Point, Run
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Roster:
         self.hosts: dict[str, HostPolicy] = {}
         self.reports: dict[str, HostReport] = {}
         self.changed = asyncio.Event()  # something the scheduler should look at
+        self.fitness = Fitness()
         self.seen_up: set[str] = set()  # hosts that answered since this daemon started
         self.started = time.monotonic()
         self.notes: dict[str, str] = {}  # what goes wrong now, by place; shown in daemon.note

@@ -61,27 +61,29 @@ def _record_host(roster: Roster, report: HostReport, before: Host | None, now: f
         if before is None:
             store.upsert_host(name, kind=policy.kind if policy else "local", state="new", since=now)
         return  # still connecting: nothing is known yet
-    state = "up" if report.up else "down"
+    unfit = roster.fitness.why(name) if report.up else None
+    state = "down" if not report.up else "unfit" if unfit else "up"
+    error = report.error or unfit
     if before is None:
         store.upsert_host(name, kind=policy.kind if policy else "local", state="new", since=now)
     changed = before is None or before.state != state
     if (
         changed
         or before is None
-        or (before.error, before.boot_id, before.info) != (report.error, report.boot_id, info)
+        or (before.error, before.boot_id, before.info) != (error, report.boot_id, info)
         or abs((before.disk_free_mib or 0) - (report.disk_free_mib or 0)) > 64
     ):
         store.upsert_host(
             name,
             state=state,
-            error=report.error,
+            error=error,
             boot_id=report.boot_id or (before.boot_id if before else None),
             info=info,
             disk_free_mib=report.disk_free_mib,
             **({"since": now} if changed else {}),
         )
     if changed and before is not None:
-        store.event("daemon", f"host_{state}", name, report.error)
+        store.event("daemon", f"host_{state}", name, error)
         roster.changed.set()
     if not report.up:
         store.raise_flag(name, "host_down", Severity.BAD, report.error or "it does not answer")
