@@ -167,10 +167,22 @@ def telemetry_lines(view: RunView, width: int, axis: str, span: tuple[float, flo
             value = getattr(sample, key)
             if place is not None and value is not None:
                 cells[place] = value if cells[place] is None else max(value, cells[place] or 0.0)
+        held(cells)
         last = next((getattr(s, key) for s in reversed(view.samples) if getattr(s, key) is not None), None)
         label = f"{name} {number(last, 0, unit)}"
         out.append(Line((fit(label, MARGIN, "right") + " ", "muted"), (spark(cells, wide, 0 if high else None, high), "bar")))
     return out
+
+
+def held(cells: list[float | None], most: int = 4) -> None:
+    """Fill gaps of a few columns with the value before them: telemetry is thinned to one sample in some seconds."""
+    gap = most
+    for at, value in enumerate(cells):
+        if value is not None:
+            gap = 0
+        elif gap < most and at and any(v is not None for v in cells[at : at + most]):
+            cells[at] = cells[at - 1]
+            gap += 1
 
 
 def between(known: list[tuple[float, float]], x: float) -> float | None:
