@@ -3,7 +3,7 @@
     python preflight.py [--quick]      prints one JSON object; the choices become defaults of train.py wherever the same data folder is used
 
 Every choice is measured: attention by the kernel that really ran (switches can be ignored silently), compile modes and batch by tokens a
-second. The matrix rate gives the floor below which a run on this machine is suspicious even when it is the first.
+second. The matrix rate is what the control room holds the first runs on a machine against.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from prepare import LARGE, data_root
 ATTENTION_SHAPE = (16, 4, 2048, 128)  # batch, heads, tokens, head dimension: a slice of the default model
 MATRIX_SIZES = (4096, 8192)
 MIN_GAIN = 1.03  # another backend or batch must be this much faster than the plain one to be chosen
-FLOOR_SHARE = 0.15  # a default run reaches over 40 % of the matrix rate on an H200; a seventh is a broken path, not a slow model
 SLOW_MODE = 0.6  # a compile mode below this share of the best is refused by name
 
 
@@ -238,8 +237,8 @@ def measure(quick: bool) -> dict[str, Any]:
     choices, refused = choose(attention, modes, batches)
     peak = peak_flops(str(known["gpu_name"]))
     return {
-        "v": 1, **known, "matrix_flops": rate, "peak_flops": peak, "matrix_share_of_peak": None if peak is None else rate / peak,
-        "floor_flops": FLOOR_SHARE * rate, "attention": {name: vars(m) for name, m in attention.items()},
+        "v": 1, **known, "matmul_flops": rate, "peak_flops": peak, "matrix_share_of_peak": None if peak is None else rate / peak,
+        "attention": {name: vars(m) for name, m in attention.items()},
         "compile": {mode: vars(fit) for mode, fit in modes.items()}, "device_batch": {str(t): vars(fit) for t, fit in batches.items()},
         "choices": choices, "refused": refused, "total_memory_gib": torch.cuda.get_device_properties(device).total_memory / 2**30,
     }  # fmt: skip
