@@ -35,6 +35,7 @@ from .widgets.dialogs import Confirm, KeysPage
 from .widgets.table import Table
 
 MESSAGE_S = 8.0
+TICK_S = 2.0
 
 
 @dataclass
@@ -107,6 +108,14 @@ class ControlRoom(App[None]):
     def on_ready(self) -> None:
         """The first frame is out: now begin to read."""
         self.source.start(self._deliver)
+        self.set_interval(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        """Messages fade, and data that no longer comes grows visibly old, also when the reader hangs."""
+        for screen in reversed(self.screen_stack):
+            if isinstance(screen, Page):
+                screen.show_frame(self.snapshot)
+                return
 
     def _deliver(self, snapshot: Snapshot) -> None:
         """From the reader's thread."""

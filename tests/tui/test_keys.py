@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.tui import rows, scenes
 from tests.tui.driving import opened, screen_text, until
 from tui.app import ControlRoom
 from tui.deeds import RUN_BINDINGS, pairs
+from tui.memory import Memory
 from tui.screens import make_page
 from tui.screens.page import Page
 from tui.screens.run import RunPage
@@ -400,3 +402,73 @@ async def test_what_changes_in_the_lab_changes_on_the_screen(lab: Lab, size: tup
         lab.store.update_run("r0016", share=0.141, remaining_s=258.0)
         room.source.poke()
         await until(lambda: "14%" in screen_text(room))
+
+
+async def test_columns_are_chosen_and_remembered(lab: Lab, tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "tui.json")
+    async with opened(lab, memory=memory) as (room, pilot):
+        room.screen.query_one("#board").focus()
+        await pilot.press("vertical_line")
+        await filled(room, pilot, "id val badge nonsense")
+        await until(lambda: "gain" not in screen_text(room))
+    async with opened(lab, memory=Memory(tmp_path / "tui.json")) as (room, pilot):
+        board = room.screen.query_one("#board", Table)
+        assert board.hidden == {"rank", "trust", "gain", "se", "verdict", "seeds", "params", "steps", "wave", "what"}
+        board.hide(c.key for c in board.columns)
+        assert not board.hidden, "a table without a column would be lost"
+
+
+async def test_the_mouse_selects_opens_and_sorts(lab: Lab) -> None:
+    async with opened(lab, size=(160, 50)) as (room, pilot):
+        await pilot.click("#gpus", offset=(45, 3))
+        assert room.screen.query_one(GpuWall).cursor == 1
+        await pilot.click("#board", offset=(6, 4))
+        board = room.screen.query_one("#board", Table)
+        assert board.cursor_key == board.rows[2]["id"]
+        await pilot.click("#board", offset=(14, 1))
+        assert board.sort_key == "val"
+        await pilot.click("#board", offset=(6, 4), times=2)
+        await until(lambda: isinstance(room.screen, RunPage))
+
+
+async def test_edit_opens_the_editor_on_a_copy_and_submits_what_came_back(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "editor"
+    script.write_text("#!/bin/sh\nsed -i 's/DEPTH = 8/DEPTH = 12/' \"$1\"\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("VISUAL", str(script))
+    async with opened(lab) as (room, pilot):
+        monkeypatch.setattr(room, "suspend", contextlib.nullcontext)
+        room.open_run("r0008")
+        await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+        count = lab.store.count_runs()
+        await pilot.press("E")
+        await until(lambda: isinstance(room.screen, Form))
+        assert "DEPTH: 8 → 12" in screen_text(room)
+        await filled(room, pilot, "deeper is better")
+        await until(lambda: lab.store.count_runs() == count + 1)
+        made = lab.store.runs(order="seq DESC", limit=1)[0]
+        assert made.constants["DEPTH"] == 12 and made.parent == "r0008" and made.hypothesis == "deeper is better"
+        assert "DEPTH = 12" in lab.source_text(made.source_sha) and "DEPTH = 8" in lab.source_text(lab.store.run("r0008").source_sha)  # type: ignore[union-attr]
+        script.write_text("#!/bin/sh\necho 'def (' >> \"$1\"\n")
+        await pilot.press("E")
+        await until(lambda: "line" in room._message[0])
+        assert lab.store.count_runs() == count + 1
+
+
+async def test_what_stands_for_nothing_is_said(lab: Lab) -> None:
+    async with opened(lab) as (room, pilot):
+        for _ in range(14):
+            await pilot.press("right")
+        await pilot.press("enter")
+        assert "no run" in room._message[0]
+        await pilot.press("r")
+        assert "only a quarantined GPU" in room._message[0]
+
+
+def test_the_page_of_keys_in_the_documents_is_current() -> None:
+    from tui.help import markdown
+
+    page = Path(__file__).parents[2] / "docs" / "keys.md"
+    assert page.read_text() == markdown(), "renew it: python -m tui.help > docs/keys.md"

@@ -21,7 +21,7 @@ from ..deeds import RUN_ACTIONS, Facts, RunDeeds
 from ..lines import Line, safe
 from ..snapshot import Snapshot
 from ..widgets.bars import alert_lines, alerts, header
-from ..widgets.dialogs import FilterLine
+from ..widgets.dialogs import Field, FilterLine, Form
 from ..widgets.table import Table
 from ..widgets.view import Strips
 
@@ -81,6 +81,7 @@ class Page(RunDeeds, Screen[None]):
 
     def on_mount(self) -> None:
         """Draw what is known already."""
+        self.remembered_columns()
         self.show(self.room.snapshot)
 
     def on_screen_resume(self) -> None:
@@ -93,18 +94,23 @@ class Page(RunDeeds, Screen[None]):
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw the frame and the body."""
-        width, now = self.size.width, self.room.now()
-        if not self.is_mounted or width == 0:
+        if not self.is_mounted or self.size.width == 0:
             return
         if self.size.width < SMALL[0] or self.size.height < SMALL[1]:
             self.query_one("#header", Strips).show(
                 [Line((f"need {SMALL[0]}x{SMALL[1]}, have {self.size.width}x{self.size.height}", "warn"))]
             )
             return
-        self.query_one("#header", Strips).show([header(snapshot, width, now, readonly=self.room.readonly, frozen=self.room.frozen)])
+        self.show_frame(snapshot)
         self.show_alerts(snapshot)
         self.show_body(snapshot)
-        self.show_keys()
+
+    def show_frame(self, snapshot: Snapshot) -> None:
+        """Header and bottom line: what changes by the clock alone."""
+        if self.is_mounted and self.size.width >= SMALL[0]:
+            line = header(snapshot, self.size.width, self.room.now(), readonly=self.room.readonly, frozen=self.room.frozen)
+            self.query_one("#header", Strips).show([line])
+            self.show_keys()
 
     def show_alerts(self, snapshot: Snapshot) -> None:
         """As many alerts as the height allows."""
@@ -143,6 +149,30 @@ class Page(RunDeeds, Screen[None]):
     def on_table_moved(self, event: Table.Moved) -> None:
         """Other keys may apply to another row."""
         self.show_keys()
+
+    # columns
+
+    def on_table_columns_asked(self, event: Table.ColumnsAsked) -> None:
+        """A form with the columns shown; what is taken out is hidden, now and the next time."""
+        table = event.table
+        known = [c.key for c in table.columns]
+        shown = " ".join(k for k in known if k not in table.hidden)
+
+        def take(got: dict[str, str] | None) -> None:
+            if got is not None:
+                wanted = set(got["columns"].split())
+                table.hide(k for k in known if k not in wanted)
+                self.room.memory.put(f"hidden:{self.NAME}:{table.id}", sorted(table.hidden))
+
+        notes = [f"There are: {' '.join(known)}"]
+        self.room.push_screen(Form(f"Columns of {table.name_shown}", [Field("columns", "Columns to show", shown)], notes=notes), take)
+
+    def remembered_columns(self) -> None:
+        """Hide what was hidden before."""
+        for table in self.query(Table):
+            hidden = self.room.memory.get(f"hidden:{self.NAME}:{table.id}")
+            if isinstance(hidden, list):
+                table.hide(str(k) for k in hidden)
 
     # filter
 

@@ -62,6 +62,7 @@ class Table(View):
         Binding("space", "mark", "mark", show=False),
         Binding("s", "sort", "sort by the next column", show=False),
         Binding("S", "reverse", "reverse the order", show=False),
+        Binding("vertical_line", "columns", "columns", key_display="|", show=False, tooltip="Choose the columns of this table"),
     ]
     fixed = 1
 
@@ -71,6 +72,12 @@ class Table(View):
 
         table: Table
         key: str
+
+    @dataclass
+    class ColumnsAsked(Message):
+        """Somebody wants other columns; the page asks which, and remembers them."""
+
+        table: Table
 
     @dataclass
     class Moved(Message):
@@ -88,6 +95,7 @@ class Table(View):
     ) -> None:
         super().__init__(id=id, title=title)
         self.columns = list(columns)
+        self.hidden: frozenset[str] = frozenset()
         self.key_name = key
         self.empty = empty
         self.name_shown = title
@@ -162,7 +170,7 @@ class Table(View):
     def line_at(self, index: int, width: int) -> Line:
         """The header for -1, else the row."""
         if self._layout[0] != width:
-            self._layout = (width, fit_columns(self.columns, width - 1))
+            self._layout = (width, fit_columns([c for c in self.columns if c.key not in self.hidden], width - 1))
         if index < 0:
             return self._header()
         if not self.rows:
@@ -218,6 +226,18 @@ class Table(View):
         self.marks ^= {self.cursor_key}
         self._say(f"{len(self.rows)}/{len(self.all_rows)}" if self.keep else str(len(self.rows)))
         self._go(self.cursor + 1)
+
+    def action_columns(self) -> None:
+        """Let the page ask."""
+        self.post_message(self.ColumnsAsked(self))
+
+    def hide(self, keys: Iterable[str]) -> None:
+        """Leave these columns out; one always stays."""
+        known = [c.key for c in self.columns]
+        hidden = frozenset(k for k in keys if k in known)
+        self.hidden = hidden if len(hidden) < len(known) else frozenset()
+        self._layout = (-1, [])
+        self.changed()
 
     def action_sort(self) -> None:
         """Sort by the next sortable column; after the last, by the given order."""

@@ -1,0 +1,78 @@
+"""The header and the alerts: what they say of a night, what leaves first when the room is short, and that stale data shows its age."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.tui import rows, scenes
+from tests.tui.rows import NOW
+from tests.tui.still import snapshot_of
+from tui.snapshot import Snapshot
+from tui.widgets.bars import alert_lines, alerts, header
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Snapshot:
+    return snapshot_of(scenes.busy(tmp_path))
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_the_header_fits_and_keeps_what_matters(night: Snapshot, width: int) -> None:
+    line = header(night, width, NOW)
+    assert line.fitted(width).width == width
+    assert "●" in line.text
+    if width >= 60:
+        assert "14/16 GPUs busy" in line.text
+    if width >= 120:
+        assert "queue 9" in line.text and "0.981202" in line.text and "agent 16m ago" in line.text
+
+
+def test_data_that_stopped_coming_shows_its_age(night: Snapshot) -> None:
+    assert "old" not in header(night, 200, NOW + 2).text
+    assert "data 45s old" in header(night, 60, NOW + 45).text
+
+
+def test_a_lab_that_cannot_be_read_is_said_first() -> None:
+    unread = Snapshot(lab="/x/lab", problem="The lab database is damaged.")
+    assert "cannot be read" in header(unread, 120, NOW).text
+    assert alerts(unread, NOW) == [("bad", "The lab database is damaged.")]
+    assert "reading the lab" in header(Snapshot(lab="/x/lab"), 120, NOW).text
+
+
+def test_worst_first(tmp_path: Path) -> None:
+    found = alerts(snapshot_of(scenes.host_down(tmp_path)), NOW)
+    assert [s for s, _ in found] == sorted((s for s, _ in found), key=("bad", "warn", "info").index)
+    texts = " / ".join(t for _, t in found)
+    assert "Host beta is down for 5m: beta does not answer on port 22" in texts
+    assert "alpha:3 is quarantined for 1m: 41 GiB still held by pid 8812" in texts
+    assert "the queue is paused (p resumes) with 9 runs waiting" in texts
+
+
+def test_idle_gpus_name_the_agents_last_call(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+    with lab.store.transaction():
+        for run in lab.store.runs("phase = 'queued'"):
+            lab.store.update_run(run.id, phase="ended", outcome="cancelled", ended_at=NOW)
+    texts = [t for _, t in alerts(snapshot_of(lab), NOW)]
+    assert any("2 GPUs idle, the longest for 2m: the queue is empty; the agent's last call was 16m ago" in t for t in texts)
+
+
+def test_a_dead_daemon_is_said(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+    rows.beat(lab, age_s=60)
+    snapshot = snapshot_of(lab)
+    assert "no daemon" in header(snapshot, 120, NOW).text
+    assert any("No daemon serves this lab" in t for _, t in alerts(snapshot, NOW))
+
+
+def test_the_same_flag_is_said_once_and_what_is_left_out_is_counted(night: Snapshot) -> None:
+    many = replace(night, flags=night.flags * 5)
+    assert alerts(many, NOW) == alerts(night, NOW)
+    found = [("bad", f"flag {i}") for i in range(9)]
+    lines = alert_lines(found, 60, 3)
+    assert len(lines) == 3 and "and 7 more" in lines[2].text
+    assert alert_lines(found, 60, 0) == []
+    assert len(alert_lines(found[:3], 60, 3)) == 3
