@@ -75,10 +75,13 @@ GOOD: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+USUAL = {"submit_wave": ["factors"], "cancel": ["ids"], "decide": ["why"]}  # without them hardly a call succeeds
+
+
 def arguments(tool: Any) -> st.SearchStrategy[dict[str, Any]]:
     """A tool's required and up to three other arguments: mostly such as work, some that only fit the schema, some bent, some unknown."""
     properties = {name: schema for name, schema in tool.parameters["properties"].items() if name != "timeout_s"}
-    required = tool.parameters.get("required", []) or [name for name in ("factors", "ids") if name in properties and tool.name in WRITES]
+    required = [*tool.parameters.get("required", []), *USUAL.get(tool.name, [])]
 
     def value(name: str) -> st.SearchStrategy[Any]:
         good = GOOD.get(name, from_schema(properties[name]))
