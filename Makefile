@@ -71,7 +71,7 @@ check: $(VENV)/.tests  ## ruff, mypy (strict), import contracts
 	@failed=0; $(PY) -m ruff check . || failed=1; $(PY) -m mypy || failed=1; $(VENV)/bin/lint-imports --no-cache || failed=1; exit $$failed
 
 bench: $(VENV)/.tests  ## every benchmark of tests/bench, each prints a table
-	@$(SCRATCH) && for b in tests/bench/*.py; do echo; echo "== $$b"; $(PY) $$b $(ARGS) || exit 1; done
+	@$(SCRATCH) && for b in $$(grep -l __main__ tests/bench/*.py); do echo; echo "== $$b"; $(PY) -m tests.bench.$$(basename $$b .py) $(ARGS) || exit 1; done
 
 shots: $(VENV)/.tests  ## the pictures of the README, rendered from the real screens
 	@$(SCRATCH) && $(PY) tests/shots.py $(ARGS)

@@ -35,10 +35,3 @@ def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b") ", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
-
-def main() -> None:
-    """Nothing to measure by itself."""
-
-
-if __name__ == "__main__":
-    main()
