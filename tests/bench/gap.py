@@ -4,13 +4,14 @@ supervisors.
     python -m tests.bench.gap [--runs 25]
 
 `gap` is from the supervisors' records; `script` from the last statement of one script to the first of the next (interpreter start and
-end included). The runs take a second each, so that the next one's supervisor is there before the present one ends, as in any real
-night. Budget: local p50 <= 0.2 s, ssh p50 <= 0.6 s.
+end included). Where the script imports torch, `script` says what a standby with its imports done saves. The runs take a second each, so
+that the next one's supervisor is there before the present one ends, as in any real night. Budget: local p50 <= 0.2 s, ssh p50 <= 0.6 s.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import os
 import shutil
@@ -29,14 +30,20 @@ from tests.runner.labs import make_lab
 from tests.runner.onhost import rig
 
 SCRIPT = """import os, time
+IMPORTS
 began = time.monotonic()
 SEED = 42
-end = began + 1.0
+end = began + SECONDS
 while time.monotonic() < end:
     time.sleep(0.02)
 print("val_bpb:          1.000000", flush=True)
 print("stamps", began, time.monotonic(), flush=True)
 """
+
+
+def script(imports: str = "") -> str:
+    """A run of a second (of twelve with imports, so that a standby's are done in time); `began` is stamped when its imports are done."""
+    return SCRIPT.replace("IMPORTS", imports).replace("SECONDS", "12.0" if imports else "1.0")
 
 
 def measure(lab: Lab, runs: int) -> tuple[list[float], list[float]]:
@@ -45,7 +52,7 @@ def measure(lab: Lab, runs: int) -> tuple[list[float], list[float]]:
     for n in range(runs):
         ids += verbs.submit(lab, Submission(overrides={"SEED": n}, budget_s=20, allow_duplicate=True), who="cli").run_ids
     daemonctl.ensure_daemon(lab)
-    deadline = time.monotonic() + 60 + 6 * runs
+    deadline = time.monotonic() + 60 + 30 * runs
     while not all(run and run.ended for run in map(lab.store.run, ids)):
         if time.monotonic() > deadline:
             left = [(r.id, r.phase, r.cause_text) for r in map(lab.store.run, ids) if r and not r.ended]
@@ -67,9 +74,9 @@ def stamps_of(lab: Lab, run: Run) -> tuple[float, float]:
     return float(line.split()[1]), float(line.split()[2])
 
 
-def one_lab(folder: Path, host: str, runs: int) -> tuple[list[float], list[float]]:
+def one_lab(folder: Path, host: str, runs: int, *, imports: str = "", ahead: int = 1) -> tuple[list[float], list[float]]:
     """A lab with that host, measured and closed."""
-    lab = make_lab(folder, policy="min_free_disk_mib = 1\n", hosts=host, script=SCRIPT)
+    lab = make_lab(folder, policy=f"min_free_disk_mib = 1\nhanded_ahead = {ahead}\n", hosts=host, script=script(imports))
     try:
         return measure(lab, runs)
     finally:
@@ -106,6 +113,11 @@ def main() -> None:
         before = dict(os.environ)
         os.environ.update(fake.env)
         row("local, GPU (NVML stand-in)", one_lab(folder / "gpu", '[[host]]\nname = "here"\n', args.runs), 0.2)
+        if importlib.util.find_spec("torch"):
+            few = max(args.runs // 4, 3)
+            here = '[[host]]\nname = "here"\n'
+            row("local, GPU, imports torch, cold", one_lab(folder / "cold", here, few, imports="import torch", ahead=0), None)
+            row("local, GPU, imports torch, standby", one_lab(folder / "warm", here, few, imports="import torch"), None)
         os.environ.clear()
         os.environ.update(before)
         why = sshrig.missing()
@@ -128,20 +140,10 @@ def over_ssh(folder: Path, library: Path, runs: int) -> None:
             f'workdir = "{host.work}"\npython = "{sys.executable}"\n'
         )
         row("ssh, GPU (NVML stand-in)", one_lab(folder / "far", text, runs), 0.6)
-        row("ssh, nothing handed ahead", one_lab_alone(folder / "alone", text, runs), None)
+        row("ssh, nothing handed ahead", one_lab(folder / "alone", text, runs, ahead=0), None)
     finally:
         net.close()
         shutil.rmtree(folder / "ssh", ignore_errors=True)
-
-
-def one_lab_alone(folder: Path, host: str, runs: int) -> tuple[list[float], list[float]]:
-    """Without standbys: what a round trip per run would cost."""
-    lab = make_lab(folder, policy="min_free_disk_mib = 1\nhanded_ahead = 0\n", hosts=host, script=SCRIPT)
-    try:
-        return measure(lab, runs)
-    finally:
-        daemonctl.stop_daemon(lab)
-        lab.close()
 
 
 if __name__ == "__main__":
