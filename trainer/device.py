@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import torch
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # mallopt(3)
+CONTEXT_GIB = 1.0  # what our own CUDA context and libraries take
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -87,11 +87,17 @@ def peak_memory_mib(device: torch.device) -> float | None:
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
 
 
-def cxx_compiler() -> str | None:
-    """The C++ compiler torch.compile needs on a CPU; None when there is none."""
-    import shutil
+def held_by_others_gib(device: torch.device) -> float:
+    """Memory of the GPU in use before this process takes any; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0.0
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0.0, (total - free) / 2**30 - CONTEXT_GIB)
 
-    return shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+
+def empty_cache() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 class LossReader:

@@ -25,6 +25,7 @@ from corpora import DataError, find_corpus
 from device import NoBfloat16, choose_device, facts, preflight_file
 from peaks import peak_flops
 from prepare import LARGE, data_root
+from settings import Plan
 
 ATTENTION_SHAPE = (16, 4, 2048, 128)  # batch, heads, tokens, head dimension: a slice of the default model
 MATRIX_SIZES = (4096, 8192)
@@ -156,7 +157,8 @@ def try_training(mode: str, attention: str, device_tokens: int, seconds: float) 
     preset, rows = train.PRESETS["cuda"], device_tokens // LARGE.seq_len
     depth, width, values = preset["DEPTH"], preset["DEPTH"] * train.ASPECT_RATIO, train.VALUE_EMBEDDINGS
     config = train.GPTConfig(LARGE.seq_len, LARGE.vocab_size, depth, width // preset["HEAD_DIM"], width, values, train.SOFTCAP)
-    plan = train.Plan(device, config, device_tokens, rows, mode, attention, train.LOSS or preset["LOSS"])
+    loss = train.LOSS or preset["LOSS"]
+    plan = Plan(device, depth, width, config.n_head, LARGE.seq_len, device_tokens, rows, mode, attention, loss)
     torch._dynamo.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

@@ -319,27 +319,7 @@ def pack_rows(tokens: np.ndarray, seq_len: int, bos: int) -> np.ndarray:
     return packed
 
 
-# --- feeding and measuring --------------------------------------------------------------------------------------------
-
-
-def batches(rows: np.ndarray, batch_rows: int, device: Any, seed: int, skip: int = 0) -> Iterator[tuple[Any, Any, int]]:
-    """Endless (inputs, targets, epoch): int64 [batch_rows, seq_len] each, in a new order each epoch that depends on `seed` alone.
-
-    `skip` batches are left out at the start: those an interrupted run had already seen.
-    """
-    import torch
-
-    store = torch.from_numpy(np.array(rows).view(np.int16)).to(device)  # torch has few operations for uint16
-    order_seed, epoch = np.random.default_rng(seed), 0
-    while True:
-        epoch += 1
-        order = torch.from_numpy(order_seed.permutation(len(rows))).to(device)
-        for start in range(0, len(rows) - batch_rows + 1, batch_rows):
-            if skip:
-                skip -= 1
-                continue
-            batch = store[order[start : start + batch_rows]].long() & 0xFFFF
-            yield batch[:, :-1], batch[:, 1:], epoch
+# --- measuring ------------------------------------------------------------------------------------------------------
 
 
 def evaluate_bpb(token_nats: Callable[[Any, Any], Any], dataset: Dataset, batch_rows: int, device: Any) -> float:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib.util
 import os
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # must be set before torch starts
 
@@ -23,10 +22,12 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from corpora import DataError
-from device import LossReader, NoBfloat16, choose_device, facts, peak_memory_mib, preflight_choices
+from device import LossReader, NoBfloat16, choose_device, empty_cache, facts, held_by_others_gib, peak_memory_mib
+from feed import batches
 from peaks import peak_flops
-from prepare import EVALUATOR, TIME_BUDGET, Dataset, batches, evaluate_bpb, load_dataset
+from prepare import EVALUATOR, TIME_BUDGET, Dataset, evaluate_bpb, load_dataset
 from report import UNCOUNTED_STEPS, BudgetClock, Report
+from settings import BadSetting, Plan, make_plan
 from state import CHECKPOINT_FILE, STATE_FILE, load, save
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -348,62 +349,6 @@ class MuonAdamW:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-class BadSetting(Exception):
-    """Raised when the constants do not fit together; its text says which and how to change them."""
-
-
-@dataclass
-class Plan:
-    """The constants after presets: what this run really does."""
-
-    device: torch.device
-    config: GPTConfig
-    total_batch: int
-    device_rows: int
-    compile: str
-    attention: str
-    loss: str
-
-    @property
-    def micro_steps(self) -> int:
-        return self.total_batch // (self.device_rows * self.config.sequence_len)
-
-
-CHOICES = {"OPTIMIZER": ("muon", "adamw"), "COMPILE": ("none", "optimizer", "model", "both"),
-           "ATTENTION": ("default", *SDPA_BACKENDS), "LOSS": ("torch", "fused")}
-
-
-def make_plan(data: Dataset, device: torch.device) -> Plan:
-    """Fill in the presets and check that everything fits together. Raised: BadSetting."""
-    constants = {name: value for name, value in globals().items() if name.isupper() and value is not None}
-    chosen = {"SEQ_LEN": data.seq_len, **PRESETS[device.type], **preflight_choices(data.folder.parent, device), **constants}
-    if chosen["LOSS"] == "fused" and (device.type != "cuda" or importlib.util.find_spec("triton") is None):
-        raise BadSetting('LOSS = "fused" needs a GPU and triton; take "torch"')
-    for name, allowed in CHOICES.items():
-        if chosen[name] not in allowed:
-            raise BadSetting(f"{name} is {chosen[name]!r}; it must be one of: {', '.join(allowed)}")
-    for name in ("DEPTH", "ASPECT_RATIO", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE"):
-        if not isinstance(chosen.get(name, 1), int) or chosen.get(name, 1) < 1:
-            raise BadSetting(f"{name} is {chosen[name]!r}; it must be a whole number above 0")
-    depth, head_dim, seq_len, total = (chosen[name] for name in ("DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE"))
-    if head_dim % 2:
-        raise BadSetting(f"HEAD_DIM {head_dim} is odd; rotary positions turn pairs, so it must be even")
-    if total % seq_len:
-        nearest = max(1, round(total / seq_len)) * seq_len
-        raise BadSetting(f"TOTAL_BATCH_SIZE {total} is not a multiple of the row length {seq_len}; the nearest that is: {nearest}")
-    rows_a_step = total // seq_len
-    asked = chosen.get("DEVICE_BATCH_SIZE") or max(1, chosen["DEVICE_TOKENS"] // seq_len)
-    device_rows = max(rows for rows in range(1, min(asked, rows_a_step) + 1) if rows_a_step % rows == 0)
-    if DEVICE_BATCH_SIZE is not None and device_rows != DEVICE_BATCH_SIZE:
-        raise BadSetting(
-            f"TOTAL_BATCH_SIZE {total} is {rows_a_step} rows of {seq_len}, which DEVICE_BATCH_SIZE {asked} does not divide; "
-            f"take {device_rows}, or None"
-        )
-    width = -(-depth * ASPECT_RATIO // head_dim) * head_dim
-    config = GPTConfig(seq_len, data.vocab_size, depth, width // head_dim, width, VALUE_EMBEDDINGS, SOFTCAP)
-    return Plan(device, config, total, device_rows, chosen["COMPILE"], chosen["ATTENTION"], chosen["LOSS"])
-
-
 def learning_rate_scale(progress: float) -> float:
     if progress < WARMUP_RATIO:
         return progress / WARMUP_RATIO
@@ -451,7 +396,7 @@ class Training:
 
     def __init__(self, plan: Plan, model: GPT, losses: Losses, data: Dataset, report: Report) -> None:
         self.plan, self.model, self.losses, self.data, self.report = plan, model, losses, data, report
-        self.rows = data.train_rows(plan.config.sequence_len)
+        self.rows = data.train_rows(plan.seq_len)
         if len(self.rows) < plan.device_rows:
             few = f"the corpus fills {len(self.rows)} rows, fewer than one pass of {plan.device_rows}"
             raise BadSetting(f"{few}; lower TOTAL_BATCH_SIZE or take more text")
@@ -513,7 +458,7 @@ class Training:
     def _identity(self) -> dict[str, Any]:
         """What must be equal for a saved state to go on from."""
         identity = {"total_batch": self.plan.total_batch, "data": self.data.data_id, "seed": SEED, "optimizer": OPTIMIZER}
-        return {**identity, "config": asdict(self.plan.config)}
+        return {**identity, "config": asdict(self.model.config)}
 
     def _save(self) -> None:
         while self.queued:
@@ -540,15 +485,34 @@ def describe(plan: Plan, model: GPT, data: Dataset) -> dict[str, Any]:
     ours = [name for name in globals() if name.isupper() and name not in ("EVALUATOR", "TIME_BUDGET", "UNCOUNTED_STEPS", "POLAR_EXPRESS")]
     attributes = {
         "device": plan.device.type, "attention": plan.attention, "compile": plan.compile, "loss": plan.loss, "optimizer": OPTIMIZER,
-        "device_batch": plan.device_rows, "total_batch": plan.total_batch, "seq_len": plan.config.sequence_len,
+        "device_batch": plan.device_rows, "total_batch": plan.total_batch, "seq_len": plan.seq_len,
         "threads": torch.get_num_threads() if plan.device.type == "cpu" else None, "dtype": str(model.dtype).removeprefix("torch."),
     }
     return {
         "v": 1, "constants": {name: value for name in ours if isinstance(value := globals()[name], (int, float, str, tuple, type(None)))},
         "attributes": attributes, **facts(plan.device), "flops_per_token": model.flops_per_token(),
-        "num_params": sum(p.numel() for p in model.parameters()), "model_config": asdict(plan.config), "data": data.data_id,
+        "num_params": sum(p.numel() for p in model.parameters()), "model_config": asdict(model.config), "data": data.data_id,
         "evaluator": EVALUATOR, "vocab_size": data.vocab_size, "budget_s": TIME_BUDGET, "seed": SEED,
     }
+
+
+def out_of_memory(plan: Plan, model: GPT, foreign_gib: float, report: Report) -> NoReturn:
+    """Say what would have fitted: tried, not guessed, and without compilation, which needs a little more memory."""
+    model.zero_grad(set_to_none=True)
+    losses, rows = Losses(model, replace(plan, compile="none")), plan.device_rows // 2
+    while rows:
+        empty_cache()
+        try:
+            tokens = torch.zeros((rows, plan.seq_len), dtype=torch.long, device=plan.device)
+            losses.mean(tokens, tokens).backward()
+            break
+        except torch.OutOfMemoryError:
+            rows //= 2
+    tried = f"{plan.device_rows} rows of {plan.seq_len} tokens at once do not fit in memory"
+    advice = f"DEVICE_BATCH_SIZE = {rows} fits" if rows else "not even one row does: make the model smaller"
+    if foreign_gib >= 1:
+        report.fail("oom_external", f"{tried}: other processes held {foreign_gib:.1f} GiB of it at the start; free them, or {advice}")
+    report.fail("oom", f"{tried}; {advice}")
 
 
 def run(report: Report) -> None:
@@ -556,28 +520,33 @@ def run(report: Report) -> None:
     torch.manual_seed(SEED)
     torch.set_float32_matmul_precision("high")
     device = choose_device()
+    foreign_gib = held_by_others_gib(device)
     data = load_dataset(say=report.note)
-    plan = make_plan(data, device)
+    plan = make_plan(globals(), PRESETS[device.type], data.seq_len, data.folder.parent, device)
+    config = GPTConfig(plan.seq_len, data.vocab_size, plan.depth, plan.n_head, plan.width, VALUE_EMBEDDINGS, SOFTCAP)
     with device:
-        model = GPT(plan.config, plan.attention, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        model = GPT(config, plan.attention, torch.bfloat16 if device.type == "cuda" else torch.float32)
         model.init_weights()
     start = describe(plan, model, data)
     report.event("start", **start)
     print(f"Data: {data.data_id}, evaluator {EVALUATOR}")
-    print(f"Model config: {asdict(plan.config)}")
+    print(f"Model config: {asdict(model.config)}")
     print(f"Attributes: {start['attributes']}")
     print(f"Estimated FLOPs per token: {start['flops_per_token']:e}")
     print(f"Time budget: {TIME_BUDGET}s")
 
     losses = Losses(model, plan)
     training = Training(plan, model, losses, data, report)
-    training.run()
+    try:
+        training.run()
+    except torch.OutOfMemoryError:
+        out_of_memory(plan, model, foreign_gib, report)
     clock = training.clock
     report.stage("evaluating")
     eval_started = time.perf_counter()
-    val_bpb = evaluate_bpb(losses.per_token, data, max(1, plan.device_rows * plan.config.sequence_len // data.seq_len), device)
+    val_bpb = evaluate_bpb(losses.per_token, data, max(1, plan.device_rows * plan.seq_len // data.seq_len), device)
     eval_seconds = time.perf_counter() - eval_started
-    saved = {"format": 1, "config": asdict(plan.config), "model": model.state_dict(), "data": data.data_id, "evaluator": EVALUATOR}
+    saved = {"format": 1, "config": asdict(model.config), "model": model.state_dict(), "data": data.data_id, "evaluator": EVALUATOR}
     save(saved, CHECKPOINT_FILE, report, "this run cannot be verified")
     tok_s = plan.total_batch * (clock.steps - clock.uncounted) / clock.trained_s
     report.summary(
@@ -590,7 +559,7 @@ def run(report: Report) -> None:
             "total_tokens_M": clock.steps * plan.total_batch / 1e6,
             "num_steps": clock.steps,
             "num_params_M": start["num_params"] / 1e6,
-            "depth": plan.config.n_layer,
+            "depth": plan.depth,
         },
         tok_s=tok_s,
         eval_seconds=eval_seconds,
@@ -609,7 +578,7 @@ def main() -> None:
         except BadSetting as error:
             report.fail("bad_batch", str(error))
         except torch.OutOfMemoryError as error:
-            report.fail("oom", f"out of GPU memory: {str(error).splitlines()[0]} Lower DEVICE_BATCH_SIZE, or the model")
+            report.fail("oom", f"out of GPU memory outside the training steps: {str(error).splitlines()[0]}")
 
 
 if __name__ == "__main__":

@@ -142,3 +142,16 @@ def test_a_checkpoint_that_cannot_be_written_costs_the_verification_not_the_resu
     done = folder.run("train.py")
     assert done.returncode == 0 and "val_bpb:" in done.stdout and "cannot be verified" in done.stderr and done.stderr.count("\n") == 1
     assert folder.events("error")[0]["cause"] in ("checkpoint", "disk_full") and folder.events()[-1]["event"] == "summary"
+
+
+@pytest.mark.parametrize(("limit", "says"), [(5, "DEVICE_BATCH_SIZE = 4 fits"), (0, "not even one row does")])
+def test_out_of_memory_names_the_largest_batch_that_fits(folder: Folder, limit: int, says: str) -> None:
+    folder.constants(**SMALL)
+    text = (folder.path / "train.py").read_text()
+    forward = '        """Cross-entropy of every token in nats, [B, T]."""\n'
+    assert text.count(forward) == 1
+    refusal = f"        if len(idx) > {limit}:\n            raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.')\n"
+    (folder.path / "train.py").write_text(text.replace(forward, forward + refusal))
+    broken = folder.run("train.py")
+    assert broken.returncode == 1 and "16 rows of 32 tokens at once do not fit" in broken.stderr and says in broken.stderr
+    assert broken.stderr.count("\n") == 1 and folder.events()[-1]["cause"] == "oom"

@@ -1,0 +1,86 @@
+"""From the constants of train.py to what a run really does: presets of the device and preflight's choices filled in, everything checked.
+
+Fixed: an experiment does not edit it. What does not fit together is one sentence that names the constant and a value that would fit.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from device import preflight_choices
+
+CHOICES = {
+    "OPTIMIZER": ("muon", "adamw"),
+    "COMPILE": ("none", "optimizer", "model", "both"),
+    "ATTENTION": ("default", "cudnn", "flash", "efficient", "math"),
+    "LOSS": ("torch", "fused"),
+}
+COUNTS = ("DEPTH", "ASPECT_RATIO", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE")
+
+
+class BadSetting(Exception):
+    """Raised when the constants do not fit together; its text says which and how to change them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run really does."""
+
+    device: torch.device
+    depth: int
+    width: int
+    n_head: int
+    seq_len: int
+    total_batch: int  # tokens per optimizer step
+    device_rows: int  # rows per forward pass
+    compile: str
+    attention: str
+    loss: str
+
+    @property
+    def micro_steps(self) -> int:
+        return self.total_batch // (self.device_rows * self.seq_len)
+
+
+def make_plan(constants: Mapping[str, Any], presets: Mapping[str, Any], seq_len: int, data_folder: Path, device: torch.device) -> Plan:
+    """The plan of `constants` (None: not chosen), after preflight's choices, the presets and the data's row length. Raised: BadSetting."""
+    given = {name: value for name, value in constants.items() if name.isupper() and value is not None}
+    chosen = {"SEQ_LEN": seq_len, **presets, **preflight_choices(data_folder, device), **given}
+    _check(chosen, device)
+    depth, head_dim, seq_len, total = (chosen[name] for name in ("DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE"))
+    width = -(-depth * chosen["ASPECT_RATIO"] // head_dim) * head_dim
+    rows = _device_rows(total // seq_len, total, seq_len, chosen)
+    return Plan(device, depth, width, width // head_dim, seq_len, total, rows, chosen["COMPILE"], chosen["ATTENTION"], chosen["LOSS"])
+
+
+def _check(chosen: Mapping[str, Any], device: torch.device) -> None:
+    for name, allowed in CHOICES.items():
+        if chosen[name] not in allowed:
+            raise BadSetting(f"{name} is {chosen[name]!r}; it must be one of: {', '.join(allowed)}")
+    for name in COUNTS:
+        value = chosen.get(name, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise BadSetting(f"{name} is {value!r}; it must be a whole number above 0")
+    if chosen["LOSS"] == "fused" and (device.type != "cuda" or importlib.util.find_spec("triton") is None):
+        raise BadSetting('LOSS = "fused" needs a GPU and triton; take "torch"')
+    if chosen["HEAD_DIM"] % 2:
+        raise BadSetting(f"HEAD_DIM {chosen['HEAD_DIM']} is odd; rotary positions turn pairs, so it must be even")
+    total, seq_len = chosen["TOTAL_BATCH_SIZE"], chosen["SEQ_LEN"]
+    if total % seq_len:
+        nearest = max(1, round(total / seq_len)) * seq_len
+        raise BadSetting(f"TOTAL_BATCH_SIZE {total} is not a multiple of the row length {seq_len}; the nearest that is: {nearest}")
+
+
+def _device_rows(rows_a_step: int, total: int, seq_len: int, chosen: Mapping[str, Any]) -> int:
+    """Rows per pass: those asked for, else as many as the preset of tokens allows and as divide a step."""
+    asked = chosen.get("DEVICE_BATCH_SIZE") or max(1, chosen["DEVICE_TOKENS"] // seq_len)
+    rows = max(count for count in range(1, min(asked, rows_a_step) + 1) if rows_a_step % count == 0)
+    if chosen.get("DEVICE_BATCH_SIZE") not in (None, rows):
+        steps = f"TOTAL_BATCH_SIZE {total} is {rows_a_step} rows of {seq_len}"
+        raise BadSetting(f"{steps}, which DEVICE_BATCH_SIZE {asked} does not divide; take {rows}, or None")
+    return rows
