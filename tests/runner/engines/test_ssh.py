@@ -44,10 +44,12 @@ class Far:
         self.lab, self.host, self.engine = lab, host, engine
         self.logs: dict[str, bytes] = {}
 
-    async def up(self) -> Any:
+    async def up(self, slots: int = 1) -> Any:
+        """Its report, once it has so many slots: a sampler's first look comes one card at a time."""
+
         async def there() -> Any:
             report = (await self.engine.capacity())[0]
-            return report if report.up and report.slots else None
+            return report if report.up and len(report.slots) >= slots else None
 
         return await until(there, what=f"{self.host.name} is up: {self.engine.link.error}")
 
@@ -113,7 +115,7 @@ async def far(net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asyn
 
 async def test_a_run_from_start_to_end(far: Any) -> None:
     one = await far(env={"EXTRA": "yes"})
-    report = await one.up()
+    report = await one.up(slots=2)
     assert [slot.uuid for slot in report.slots] == ["GPU-1a", "GPU-1b"] and report.slots[0].baseline_mib == 500
     assert report.info["hostname"] == "gpu1" and report.boot_id == one.host.boot_file.read_text().strip()
     assert report.boot_id != Path("/proc/sys/kernel/random/boot_id").read_text().strip()
