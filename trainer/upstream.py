@@ -47,21 +47,37 @@ def lay_out(home: Path) -> str:
     return dataset.data_id
 
 
+def reading_order(shard: Path, documents: int) -> list[tuple[int, int]]:
+    """The slices in which upstream's loader reads a shard: at most 128 documents, never across two row groups."""
+    import pyarrow.parquet
+
+    layout = pyarrow.parquet.ParquetFile(shard).metadata
+    groups = [layout.row_group(i).num_rows for i in range(layout.num_row_groups)]
+    if sum(groups) != documents:  # empty documents were left out
+        groups = [documents]
+    slices, first = [], 0
+    for size in groups:
+        slices += [(first + at, first + min(at + PACKING_BATCH, size)) for at in range(0, size, PACKING_BATCH)]
+        first += size
+    return slices
+
+
 def packed_rows(dataset: Dataset, count: int) -> np.ndarray:
     """Validation rows as upstream's evaluation has them, uint16 [count, seq_len + 1]: whole documents packed best-fit from a buffer of
     1,000, the shortest one cropped where none fits. They hold the beginnings of documents; what is cropped is never scored."""
     tokens = np.asarray(dataset.array("validation"))
     starts = np.flatnonzero(tokens == dataset.bos)
     documents = [tokens[a:b] for a, b in zip(starts, np.append(starts[1:], len(tokens)), strict=True)]
+    slices = reading_order(find_corpus().files[-1], len(documents))
     waiting: list[np.ndarray] = []
     rows, taken = np.empty((count, dataset.seq_len + 1), dtype=np.uint16), 0
     for row in rows:
         at = 0
         while at < len(row):
             while len(waiting) < PACKING_BUFFER:
-                end = min(taken % len(documents) + PACKING_BATCH, len(documents))
-                waiting += documents[taken % len(documents) : end]
-                taken += end - taken % len(documents)
+                start, end = slices[taken % len(slices)]
+                waiting += documents[start:end]
+                taken += 1
             room = len(row) - at
             lengths = [len(document) for document in waiting]
             fitting = [length if length <= room else -1 for length in lengths]

@@ -134,3 +134,19 @@ def test_a_folder_that_is_no_trainer_is_one_sentence(tmp_path: Path) -> None:
 
 def test_the_trainers_folder_is_there() -> None:
     assert (TRAINER / "train.py").exists() and bench_trainer.OURS == TRAINER
+
+
+@pytest.mark.torch
+def test_upstreams_reading_order_stops_at_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the `trainer` extra (pyarrow)")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    monkeypatch.syspath_prepend(str(TRAINER))
+    import upstream
+
+    try:
+        parquet.write_table(pyarrow.table({"text": ["x"] * 300}), tmp_path / "a.parquet", row_group_size=200)
+        assert upstream.reading_order(tmp_path / "a.parquet", 300) == [(0, 128), (128, 200), (200, 300)]
+        assert upstream.reading_order(tmp_path / "a.parquet", 130) == [(0, 128), (128, 130)]
+    finally:
+        for name in ("upstream", "prepare", "corpora"):
+            sys.modules.pop(name, None)
