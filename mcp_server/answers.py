@@ -158,7 +158,7 @@ def fit_tables(tables: dict[str, Table], left: int) -> dict[str, Any]:
 def fit_table(table: Table, limit: int) -> dict[str, Any]:
     """The table's wire form with the rows that fit into `limit` characters."""
     shown: list[list[Any]] = []
-    used = len(compact(table.columns)) + 120
+    used = len(compact(table.columns)) + 120 + len((table.cursor_at(0) if table.cursor_at else None) or "")
     for row in table.rows:
         values = [plain(v) for v in row]
         used += len(compact(values)) + 1

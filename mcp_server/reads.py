@@ -129,6 +129,8 @@ def get_metrics(
     for run in runs:
         curve = queries.curve(lab, run.id, limit=points)
         note = None if curve else "no step yet" if not run.ended else f"no step was reached ({run.outcome})"
+        if lost := sum(p.loss is None for p in curve):
+            note = f"the loss is not finite at {lost} of these points"
         head.append([run.id, run.phase, run.val_bpb, run.tok_s, note])
         if curve:
             answer.tables[run.id] = Table(["step", *metrics], [[p.step, *(getattr(p, m) for m in metrics)] for p in curve])
@@ -298,7 +300,7 @@ def read_log(
     keys = ("phase", "stage", "outcome", "cause", "cause_text", "exit_code", "step", "loss", "tok_s", "val_bpb")
     facts: dict[str, Any] = {"id": run.id, **{k: getattr(run, k) for k in keys if getattr(run, k) is not None}}
     if grep:
-        part = queries.read_log(lab, run.id, offset=offset or 0, limit=4 << 20)
+        part = queries.read_log(lab, run.id, offset=offset, limit=4 << 20)
         hits = [line for line in re.split(r"[\r\n]+", part.text) if grep.lower() in line.lower()]
         facts["matching_lines"] = len(hits)
         text = "\n".join(hits[-tail_lines:])

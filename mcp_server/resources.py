@@ -21,6 +21,7 @@ from runner.submitting import known_run
 from runner.text import clean
 
 LOG_CHARS = 60_000
+PROGRAM_CHARS = 100_000
 SHIPPED_PROGRAM = Path(__file__).resolve().parent.parent / "program.md"
 
 
@@ -32,7 +33,7 @@ def program_text(lab: Lab) -> str:
     trainer = lab.policy().trainer
     for path in (trainer.folder / trainer.program, lab.hosts_file.parent / trainer.program, SHIPPED_PROGRAM):
         try:
-            return clean(path.read_text(encoding="utf-8"))
+            return clean(path.read_text(encoding="utf-8"))[:PROGRAM_CHARS]
         except FileNotFoundError:
             continue
         except (OSError, UnicodeDecodeError) as error:

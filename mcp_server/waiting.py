@@ -43,6 +43,16 @@ class Cursor:
         """Whether a run's result was told."""
         return any(a <= number <= b for a, b in self.ranges)
 
+    def with_ranges(self, ranges: Iterable[tuple[int, int]]) -> Cursor:
+        """The cursor with these ranges too, in order and without overlaps."""
+        merged: list[list[int]] = []
+        for a, b in sorted([*self.ranges, *ranges]):
+            if merged and a <= merged[-1][1] + 1:
+                merged[-1][1] = max(merged[-1][1], b)
+            else:
+                merged.append([a, b])
+        return Cursor(self.scope, tuple((a, b) for a, b in merged))
+
     def with_told(self, told: Iterable[int], untold: Iterable[int]) -> Cursor:
         """The cursor after `told` too. Gaps are closed unless an `untold` number lies in them: what is of another scope does not matter
         to this one."""
@@ -78,7 +88,7 @@ def parse_cursor(text: str, scope: str) -> Cursor:
         raise BadValue(
             f"This cursor belongs to a wait for {name!r}, not for {scope!r}.", next_step="Leave the cursor out when ids or wave change."
         )
-    return Cursor(scope, tuple(ranges))
+    return Cursor(scope, ()).with_ranges(ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,7 @@ async def wait_for_results(
     wave: Annotated[str | None, Field(description="Or all runs of this wave, e.g. 'w3'.", max_length=20)] = None,
     until: Annotated[Literal["any", "all"], Field(description="Return at the first new result, or when all have ended.")] = "any",
     timeout_s: Annotated[float, Field(description="Longest wait; then what is known is returned, which is no error.", ge=0, le=50)] = 25,
-    cursor: Annotated[str | None, Field(description="From the last answer: only what is new since then.", max_length=4000)] = None,
+    cursor: Annotated[str | None, Field(description="From the last answer: only what is new since then.", max_length=20_000)] = None,
 ) -> Callable[[Lab], Answer]:
     """Wait for runs to end (a long poll of at most 50 s) and return only new results: outcome, val_bpb and its change against the parent
     (or the baseline), failures with their cause. Call it again with the cursor while `pending` is not 0; use the time between calls to

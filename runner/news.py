@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterable, Sequence
 
 from runner.lab import Lab
 from runner.records import Event, Run
 
+SPANS = 400  # SQLite's expressions may be 1000 deep
 NEWEST = 200  # names offered as nearest ones, and for completion
 
 
@@ -18,8 +20,22 @@ def wave_runs(lab: Lab, wave_id: str) -> list[Run]:
 def untold(lab: Lab, column: str, value: str, told: Sequence[tuple[int, int]]) -> list[Run]:
     """Runs of a wave or agent that have not ended, or whose number is in none of the `told` ranges."""
     assert column in ("wave_id", "agent")
-    spans = " OR ".join("seq BETWEEN ? AND ?" for _ in told) or "0"
-    return lab.store.runs(f"{column} = ? AND (phase != 'ended' OR NOT ({spans}))", (value, *(n for span in told for n in span)))
+    if len(told) <= SPANS:
+        spans = " OR ".join("seq BETWEEN ? AND ?" for _ in told) or "0"
+        return lab.store.runs(f"{column} = ? AND (phase != 'ended' OR NOT ({spans}))", (value, *(n for span in told for n in span)))
+    starts = [a for a, _ in sorted(told)]
+    ends = [b for _, b in sorted(told)]
+
+    def covered(number: int) -> bool:
+        at = bisect.bisect_right(starts, number) - 1
+        return at >= 0 and number <= ends[at]
+
+    wanted = [n for n, phase in lab.store.tally("seq, phase", f"{column} = ?", (value,)) if phase != "ended" or not covered(n)]
+    return [run for at in range(0, len(wanted), SPANS) for run in _numbered(lab, wanted[at : at + SPANS])]
+
+
+def _numbered(lab: Lab, numbers: Sequence[int]) -> list[Run]:
+    return lab.store.runs(f"seq IN ({', '.join('?' * len(numbers))})", numbers)
 
 
 def recent_of(lab: Lab, agent: str, since: float) -> list[int]:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from mcp_server.desk import Desk
+from mcp_server.server import build_server
 from runner import verbs
 from runner.lab import Lab
 from runner.records import Point, Submission
-from tests.mcp_server.conftest import Agent, chars, rows_of, text_of
+from tests.mcp_server.conftest import Agent, chars, connected, rows_of, text_of
 from tests.runner.labs import finish
 
 TWELVE = {
@@ -242,6 +243,7 @@ async def test_nan_never_reaches_an_answer(agent: Agent, lab: Lab) -> None:
     finish(lab, "r0001", None, outcome="diverged", cause="nan", cause_text="the loss became NaN")
     told = await agent("get_metrics", ids=["r0001"])
     assert rows_of(told, "r0001")[1] == {"step": 2, "loss": None, "tok_s": None}
+    assert rows_of(told, "runs")[0]["note"] == "the loss is not finite at 1 of these points"
     assert rows_of(await agent("wait_for_results", ids=["r0001"]), "results")[0]["note"] == "the loss became NaN"
 
 
@@ -441,3 +443,27 @@ async def test_a_lab_that_cannot_be_written_can_still_be_read(agent: Agent, desk
     assert rows_of(await agent("list_runs"), "runs")
     told = await agent.fails("run_experiment", overrides={"DEPTH": 3})
     assert "disk is full" in told and lab.store.count_runs() == 1
+
+
+async def test_two_agents_whose_runs_alternate_each_get_all_their_results(desk: Desk, lab: Lab) -> None:
+    for n in range(900):
+        fields = {
+            "created_at": 1.0,
+            "purpose": "experiment",
+            "source_sha": "x",
+            "effective_sha": f"e{n}",
+            "budget_s": 20.0,
+            "phase": "queued",
+        }
+        lab.store.insert_run(**fields, agent="mcp:mcp" if n % 2 else "mcp:other")
+    async with connected(build_server(desk)) as agent:
+        told = await agent("wait_for_results", timeout_s=0)
+        assert told["pending"] == 450 and told["new"] == 0
+        assert chars(await agent.raw("wait_for_results", timeout_s=0)) <= 8000
+        finish(lab, "r0900", 1.0)
+        finish(lab, "r0002", 1.1)
+        finish(lab, "r0003", 1.2)
+        second = await agent("wait_for_results", timeout_s=5, cursor=told["cursor"])
+        assert {r["id"] for r in rows_of(second, "results")} == {"r0002", "r0900"}
+        third = await agent("wait_for_results", timeout_s=0, cursor=second["cursor"])
+        assert third["new"] == 0 and third["pending"] == 448
