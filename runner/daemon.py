@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from runner import dispatch, follow, reconcile, requests, telemetry, upkeep
+from runner import dispatch, finishing, follow, reconcile, requests, telemetry, upkeep
 from runner.engines import make_engine
 from runner.engines.base import Engine, State
 from runner.errors import DaemonError, LabError, OvernightError, PolicyError
@@ -263,7 +263,7 @@ class Daemon:
                 continue
             if track.run.wanted == "cancel":
                 why = f"cancelled while its host {name} was not in hosts.toml; it may still run there"
-                reconcile.end(self.roster, track, Outcome.LOST, cause="host_removed", cause_text=why)
+                finishing.end(self.roster, track, Outcome.LOST, cause="host_removed", cause_text=why)
             elif track.run.phase != Phase.UNREACHABLE:
                 self.roster.update(track, phase=Phase.UNREACHABLE, unreachable_since=time.time())
                 evidence = f"its host {name} is no longer in hosts.toml: put it back to follow the run, or cancel the run to give it up"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from runner import launch, reconcile, scheduler, telemetry
+from runner import finishing, launch, reconcile, scheduler, telemetry
 from runner.engines.base import Spec
 from runner.errors import EngineError, HostError, LabError, PolicyError, RequestError
 from runner.fitness import TRAINER
@@ -272,7 +272,7 @@ class Dispatcher:
             self.store.raise_flag("lab", "trainer_unusable", Severity.BAD, f"no run can be laid out, the queue waits: {error}")
             reconcile.back_to_queue(self.roster, track)
         else:
-            reconcile.end(self.roster, track, Outcome.CRASHED, cause="materialise", cause_text=str(error))
+            finishing.end(self.roster, track, Outcome.CRASHED, cause="materialise", cause_text=str(error))
 
     async def _refused(self, track: Track, device: Device, error: EngineError) -> None:
         """The engine could not start it: another try in the queue, a few times, unless the host is at fault."""
@@ -280,10 +280,10 @@ class Dispatcher:
         self.store.event("daemon", "not_started", run.id, str(error))
         failed = sum(e.verb == "not_started" for e in self.store.events(subject=run.id))
         device.retry_at = time.time() + BACK_OFF_S
-        if reconcile.note_failure(self.roster, run, str(error)) or failed < MAX_LAUNCHES:
+        if finishing.note_failure(self.roster, run, str(error)) or failed < MAX_LAUNCHES:
             reconcile.back_to_queue(self.roster, track)
         else:
-            reconcile.end(self.roster, track, Outcome.CRASHED, cause="not_started", cause_text=f"{host}: {error}")
+            finishing.end(self.roster, track, Outcome.CRASHED, cause="not_started", cause_text=f"{host}: {error}")
 
     def flag_impossible(self, impossible: dict[str, str]) -> None:
         """A run that no host can take says so; the flag goes when one can."""

@@ -48,8 +48,8 @@ STEPS = [
     "runner.reconcile:_alive",
     "runner.follow:read_new",
     "runner.follow:flush",
-    "runner.reconcile:_finish",
-    "runner.reconcile:end",
+    "runner.finishing:_finish",
+    "runner.finishing:end",
     "runner.telemetry:write_gpus",
 ]
 

@@ -47,16 +47,17 @@ async def test_a_host_without_its_python_keeps_the_rest_of_the_queue(tmp_path: P
     bad = good.replace("gpus = []", 'gpus = []\npython = "/nowhere/python"')
     lab.accept(bad)
     lab.hosts_file.write_text(bad)
-    ids = submit(lab, 6)
+    ids = submit(lab, 7)
     async with serving(lab):
         await until(lambda: [f for f in lab.store.flags("here") if f.kind == "unfit"])
         await until(lambda: lab.store.hosts()[0].state == "unfit")
-        burnt = [r.id for r in lab.store.runs("outcome = 'crashed'")]
-        assert burnt == ids[:3] and lab.store.count_runs("phase = 'queued'") == 3
+        burnt = await until(lambda: not lab.store.count_runs("phase NOT IN ('queued', 'ended')") and lab.store.runs("outcome = 'crashed'"))
+        assert [r.id for r in burnt] in (ids[:3], ids[:4])  # the fourth when it stood by already
+        left = ids[len(burnt) :]
         assert "/nowhere/python" in (lab.store.run(ids[0]).cause_text or "")  # type: ignore[union-attr]
         lab.accept(good)
         lab.hosts_file.write_text(good)
-        assert [r.outcome for r in await ended(lab, *ids[3:])] == ["completed"] * 3
+        assert {r.outcome for r in await ended(lab, *left)} == {"completed"}
         assert not lab.store.flags("here")
         await until(lambda: lab.store.hosts()[0].state == "up")
     lab.close()
