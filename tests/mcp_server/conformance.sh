@@ -25,7 +25,9 @@ if [ "$(cat "$work/installed" 2>/dev/null)" != "$packages" ]; then
     echo "$packages" >"$work/installed"
 fi
 PATH="$work/node_modules/.bin:$PATH"
-export PATH
+HOME="$work/home" # what the tools remember of themselves stays in the checkout too
+mkdir -p "$HOME"
+export PATH HOME
 
 lab=$(mktemp -d)
 server=
