@@ -29,8 +29,16 @@ from tests.runner.onhost import rig  # noqa: E402
 
 FAULTS = {
     "sshd": 4, "cut_short": 3, "cut_long": 1, "kill_supervisor": 3, "kill_leader": 3, "kill_daemon": 3, "reboot": 1, "freeze": 2,
-    "lose_gpu": 2, "cancel": 3,
+    "lose_gpu": 2, "hang_driver": 1, "kill_link": 2, "freeze_supervisor": 1, "cancel": 3,
 }  # fmt: skip
+
+
+def command_line(pid: int) -> bytes:
+    """What a process was started with; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 class Soak:
@@ -84,11 +92,21 @@ class Soak:
             host.freeze()
             await asyncio.sleep(pause)
             host.thaw()
-        elif kind == "lose_gpu":
-            card = rng.choice(list(host.nvml.cards))
-            host.nvml.card(card, lost=1)
-            await asyncio.sleep(pause)
-            host.nvml.card(card, lost=None)
+        elif kind in ("lose_gpu", "hang_driver"):
+            card, word = rng.choice(list(host.nvml.cards)), "lost" if kind == "lose_gpu" else "hang"
+            host.nvml.card(card, **{word: 1})
+            await asyncio.sleep(pause if kind == "lose_gpu" else 8.0)
+            host.nvml.card(card, **{word: None})
+        elif kind == "kill_link":
+            for pid in host.pids():
+                if b"b64decode" in command_line(pid):
+                    os.kill(pid, signal.SIGKILL)
+        elif kind == "freeze_supervisor":
+            pid = far.random_supervisor(rng, leader=False)
+            if pid:
+                os.kill(pid, signal.SIGSTOP)
+                await asyncio.sleep(pause)
+                os.kill(pid, signal.SIGCONT)
         elif live := self.live():
             far.cancel(rng.choice(live))
 

@@ -16,6 +16,7 @@ from runner.onhost import memory
 from runner.policy import HostPolicy
 
 CPU_LOCK = "CPU"
+STALE_S = 15.0
 
 
 def run_environment(host: HostPolicy, info: Mapping[str, Any], slot: Slot, run_id: str, budget_s: float) -> dict[str, str]:
@@ -98,6 +99,7 @@ class Telemetry:
     def __init__(self, host: HostPolicy) -> None:
         self.host = host
         self.lines: dict[str, dict[str, Any]] = {}
+        self.line_at: dict[str, float] = {}  # monotonic: when a card was last spoken of
         self.baseline_mib: dict[str, int] = {}
         self.fatal: str | None = None
         self.no_gpus = False
@@ -120,13 +122,12 @@ class Telemetry:
         if "fatal" in line:
             self.no_gpus = bool(line.get("absent")) and not self.lines
             self.fatal = None if self.no_gpus else str(line["fatal"])
-            for uuid, known in self.lines.items():
-                self.lines[uuid] = {**dict.fromkeys(known), "at": line.get("at"), "uuid": uuid, "error": str(line["fatal"])} | {
-                    key: known.get(key) for key in ("index", "name", "mem_total_mib", "driver", "source")
-                }
+            for uuid in self.lines:
+                self.lines[uuid] = self.silent(uuid, str(line["fatal"]), line.get("at"))
+                self.line_at[uuid] = self.heard_at
         elif isinstance(line.get("uuid"), str):
             self.fatal, self.no_gpus = None, False
-            self.lines[line["uuid"]] = line
+            self.lines[line["uuid"]], self.line_at[line["uuid"]] = line, self.heard_at
             self.learn_baseline(line)
 
     def learn_baseline(self, line: Mapping[str, Any]) -> None:
@@ -135,8 +136,22 @@ class Telemetry:
         if isinstance(used, int) and line.get("processes") == [] and used <= max(memory.IDLE_MIB, (total or 0) // 20):
             self.baseline_mib[line["uuid"]] = min(used, self.baseline_mib.get(line["uuid"], used))
 
-    def samples(self) -> list[dict[str, Any]]:
-        """The newest lines, in the order of the cards."""
+    def silent(self, uuid: str, why: str, at: Any) -> dict[str, Any]:
+        """The line of a card that cannot be read: its identity, and why."""
+        known = self.lines[uuid]
+        kept = {key: known.get(key) for key in ("index", "name", "mem_total_mib", "driver", "source", "mig")}
+        return {**dict.fromkeys(known), **kept, "at": at, "uuid": uuid, "error": why}
+
+    def resumed(self) -> None:
+        """The sampler could not be heard for a while through no fault of the cards: their silence counts from now."""
+        self.line_at = dict.fromkeys(self.line_at, time.monotonic())
+
+    def samples(self, *, connected: bool = True) -> list[dict[str, Any]]:
+        """The newest lines, in the order of the cards. A card the sampler stopped speaking of (it fell off the bus) says so."""
+        now = time.monotonic()
+        for uuid, at in self.line_at.items():
+            if connected and now - at > STALE_S and not self.lines[uuid].get("error"):
+                self.lines[uuid] = self.silent(uuid, f"not seen for {now - at:.0f} s", self.lines[uuid].get("at"))
         return sorted((line for line in self.lines.values() if self.wanted(line)), key=lambda line: (line.get("index") or 0, line["uuid"]))
 
     def wanted(self, line: Mapping[str, Any]) -> bool:

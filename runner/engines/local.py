@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import platform
 import shutil
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 FIRST_LINE_S = 3.0
 CALL_LIMIT_S = 30.0
+LINE_LIMIT = 4 << 20
+log = logging.getLogger("overnight.local")
 BACK_OFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 
 
@@ -51,17 +54,33 @@ class LocalEngine:
         """Keep a sampler running and take its lines."""
         failures = 0
         while True:
-            command = rundirs.launch_command(sys.executable, "sampler")
-            pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-            self._sampler = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True)
-            assert self._sampler.stdout
+            try:
+                if await self._one_sampler():
+                    failures = 0
+            except (OSError, ValueError) as problem:  # no process to be had just now; a line beyond all measure
+                log.warning("the GPU sampler of %s: %s", self.host.name, problem)
+            await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
+            failures += 1
+
+    async def _one_sampler(self) -> bool:
+        """One sampler from its start to its end; whether it said anything."""
+        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        command = rundirs.launch_command(sys.executable, "sampler")
+        self._sampler = await asyncio.create_subprocess_exec(
+            *command, stdin=pipe, stdout=pipe, stderr=null, start_new_session=True, limit=LINE_LIMIT
+        )
+        assert self._sampler.stdout
+        spoke = False
+        try:
             async for line in self._sampler.stdout:
                 self.telemetry.take(line)
                 self._first_line.set()
-                failures = 0
-            await self._sampler.wait()
-            await asyncio.sleep(BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)])
-            failures += 1
+                spoke = True
+        finally:
+            if self._sampler.returncode is None and self._sampler.stdin:
+                self._sampler.stdin.close()
+        await self._sampler.wait()
+        return spoke
 
     async def capacity(self) -> list[HostReport]:
         """This machine's report; the very first call gives the sampler a moment to speak."""

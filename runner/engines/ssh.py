@@ -70,7 +70,7 @@ class SshEngine:
         self.telemetry = dirs.Telemetry(host)
         if config is None and os.environ.get("OVERNIGHT_SSH_CONFIG"):
             config = [Path(os.environ["OVERNIGHT_SSH_CONFIG"])]
-        self.link = SshLink(host, self._sample, config)
+        self.link = SshLink(host, self.lab_id, self._sample, self.telemetry.resumed, config)
         self.hashes = staging.Hashes()
         self.ahead: dict[str, tuple[Ahead, Ahead]] = {}
         self.sizes: dict[str, tuple[int | None, int | None]] = {}
@@ -108,7 +108,7 @@ class SshEngine:
                 error=error,
                 boot_id=link.hello.get("boot_id"),
                 slots=self.slots(),
-                samples=self.telemetry.samples(),
+                samples=self.telemetry.samples(connected=link.up),
                 disk_free_mib=self.disk_free_mib,
                 info=self.info(),
             )

@@ -16,6 +16,7 @@ import itertools
 import json
 import logging
 import random
+import re
 import shlex
 import time
 import zlib
@@ -75,7 +76,7 @@ except OSError as problem:
     say(json.dumps({"refused": "the folder %s cannot be used: %s" % (work, problem)})); sys.exit(3)
 sys.path.insert(0, home)
 from onhost import link
-sys.exit(link.main(work))
+sys.exit(link.main(work, LAB))
 """
 
 
@@ -122,9 +123,16 @@ class Channel:
 class SshLink:
     """Keeps one host connected. `call` asks it something; `up`, `error` and `hello` say how things stand."""
 
-    def __init__(self, host: HostPolicy, on_sample: Callable[[dict[str, Any]], None], config: list[Path] | None = None) -> None:
-        self.host = host
-        self.on_sample = on_sample
+    def __init__(
+        self,
+        host: HostPolicy,
+        lab_id: str,
+        on_sample: Callable[[dict[str, Any]], None],
+        on_up: Callable[[], None],
+        config: list[Path] | None = None,
+    ) -> None:
+        self.host, self.lab_id = host, lab_id
+        self.on_sample, self.on_up = on_sample, on_up
         self.config = config
         self.up = False
         self.error: OvernightError | None = HostError(f"{host.name} is being connected.")
@@ -178,6 +186,10 @@ class SshLink:
             except OvernightError as problem:
                 self.error = problem
                 failures += 1
+            except Exception as problem:
+                log.exception("%s: unforeseen", self.host.name)
+                self.error = HostError(f"{self.host.name}: {type(problem).__name__}: {problem}.", next_step="See daemon.log.")
+                failures += 1
             finally:
                 self._down()
                 self._tried.set()
@@ -216,6 +228,7 @@ class SshLink:
         self.skew_s = float(self.hello["now"]) - (asked + time.time()) / 2
         self._channel, self.up, self.error, self.down_since = channel, True, None, None
         self._tried.set()
+        self.on_up()
         while (frame := await channel.receive()) is not None:
             self._take(*frame)
 
@@ -258,6 +271,11 @@ class SshLink:
                 f"{host.name} ({hostkeys.place(host)}) refused the login: {problem.reason or 'permission denied'}.",
                 next_step=f"Try `ssh {hostkeys.place(host)}`; set user and identity in hosts.toml, or load the key into your agent.",
             ) from problem
+        except ValueError as problem:  # asyncssh's words for a key it cannot read, or a line of ~/.ssh/config
+            raise HostError(
+                f"{host.name}: ssh settings cannot be used: {problem}.",
+                next_step="A key with a passphrase must be loaded into your ssh agent (`ssh-add`); leave identity out then.",
+            ) from problem
         except (asyncssh.Error, OSError) as problem:
             said = getattr(problem, "reason", None) or getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
             raise HostError(f"{host.name} ({hostkeys.place(host)}) cannot be reached: {said}.") from problem
@@ -265,7 +283,8 @@ class SshLink:
     async def _boot(self, connection: asyncssh.SSHClientConnection) -> Channel:
         """Start our program on the host, sending it first when this version is not there yet."""
         name, packed = parcel()
-        code = BOOT.replace("WORK", repr(self.host.workdir or DEFAULT_WORKDIR), 1).replace("SHA", repr(name), 1)
+        settings = {"WORK": self.host.workdir or DEFAULT_WORKDIR, "SHA": name, "LAB": self.lab_id}
+        code = re.sub("WORK|SHA|LAB", lambda word: repr(settings[word[0]]), BOOT)
         script = f'import base64;exec(base64.b64decode("{base64.b64encode(code.encode()).decode()}"))'
         # -I: neither the login's folder nor its PYTHONPATH can put a module in our place
         command = f"exec {shlex.quote(self.host.python or 'python3')} -I -c '{script}'"

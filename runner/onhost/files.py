@@ -6,6 +6,7 @@ regular files only.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -102,7 +103,9 @@ def try_lock(fd: int, patience_s: float = 0.0) -> bool:
     while True:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except OSError as problem:
+            if problem.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise  # a file system without locks must not look like a lock that is held
             if time.monotonic() >= until:
                 return False
             time.sleep(0.01)

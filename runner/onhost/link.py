@@ -19,7 +19,7 @@ import threading
 import time
 from typing import Any, Callable, Dict, Optional, Tuple
 
-from . import inspecting, locks, placing, procs, rundirs
+from . import files, inspecting, locks, placing, procs, rundirs
 
 WORKERS = 3
 Answer = Tuple[Any, bytes]
@@ -162,9 +162,25 @@ class Link:
                 time.sleep(0.05)
 
 
-def main(workdir: str) -> int:
+def succeed(workdir: str, lab: str) -> None:
+    """End the link the same lab had before: cut off without a word, it may sit there for a quarter of an hour, and must not act late."""
+    folder = os.path.join(workdir, "labs", placing.checked(lab))
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    dir_fd = files.open_dir(folder)
+    try:
+        before = files.read_object(dir_fd, "link.json") or {}
+        if before.get("boot_id") == procs.boot_id():
+            procs.send(int(before.get("pid") or 0), before.get("ticks"), signal.SIGKILL)
+        me = {"pid": os.getpid(), "ticks": procs.start_ticks(os.getpid()), "boot_id": procs.boot_id()}
+        files.write_whole(dir_fd, "link.json", json.dumps(me).encode())
+    except OSError:
+        pass  # a full disk: then two links answer for a while, as they may
+    finally:
+        os.close(dir_fd)
+
+
+def main(workdir: str, lab: str) -> int:
     """Serve one connection. Our own environment is the login's: what runs get of it is chosen by the asking side."""
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     os.makedirs(workdir, mode=0o700, exist_ok=True)
     if os.stat(workdir).st_uid != os.geteuid():
         sys.stdout.write(json.dumps({"refused": "%s belongs to another user" % workdir}) + "\n")
@@ -172,6 +188,7 @@ def main(workdir: str) -> int:
     os.umask(0o077)
     os.chdir(workdir)
     try:
+        succeed(workdir, lab)
         Link(workdir).serve()
     except (BrokenPipeError, ValueError):
         pass  # the connection is gone

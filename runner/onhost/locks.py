@@ -72,7 +72,10 @@ class GpuLocks:
     """The locks of one run, opened at once, taken in one order (so that two runs never wait for each other) and given back together."""
 
     def __init__(self, lock_dir: str, uuids: List[str]) -> None:
-        self.dir_fd = open_lock_dir(lock_dir)
+        try:
+            self.dir_fd = open_lock_dir(lock_dir)
+        except OSError as problem:
+            raise OSError("the lock folder %s cannot be used: %s" % (lock_dir, problem)) from problem
         self.names = [lock_name(u) for u in sorted(set(uuids))]
         self.fds = [open_lock(self.dir_fd, name) for name in self.names]
         self.taken = False

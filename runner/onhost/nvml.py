@@ -12,6 +12,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .procs import describe
 
+MAX_PROCESSES = 64
 SLOW_EVERY_S = 10.0  # energy alone costs 2.5 ms; link width, ECC and limits move slowly
 FIELDS = (
     "at", "uuid", "index", "name", "util_pct", "mem_util_pct", "mem_used_mib", "mem_total_mib", "power_w", "power_limit_w",
@@ -191,7 +192,7 @@ class Nvml:
         if found is None:
             return None
         listed = []
-        for process in found:
+        for process in found[:MAX_PROCESSES]:
             used = between(process.usedGpuMemory, 0, 1 << 50)
             listed.append(dict(describe(process.pid), used_mib=None if used is None else used >> 20))
         return listed

@@ -67,7 +67,7 @@ class Supervisor:
         self.gpus: List[str] = sorted(set(spec.get("gpus") or []))
         self.baseline: Dict[str, Any] = {g: (spec.get("mem_baseline_mib") or {}).get(g) for g in self.gpus if is_gpu(g)}
         self.grace_s = float(spec.get("grace_s") or 10)
-        self.locks: Optional[locks.GpuLocks] = None
+        self.locks: Optional[locks.GpuLocks] = locks.GpuLocks(spec.get("lock_dir") or locks.default_dir(), self.gpus)
         self.tree: Optional[leader.Tree] = None
         self.log: Optional[leader.Log] = None
         self.beat_fd = files.open_control(dir_fd, "heartbeat", os.O_WRONLY | os.O_CREAT)
@@ -159,14 +159,9 @@ class Supervisor:
 
     def take_gpus(self) -> Optional[Refusal]:
         """Take the GPU locks now, or (standby) wait for them with the imports done."""
-        lock_dir = self.spec.get("lock_dir") or locks.default_dir()
+        assert self.locks
         wait_s = float(self.spec.get("wait_lock_s") or 0)
-        try:
-            self.locks = locks.GpuLocks(lock_dir, self.gpus)
-            free = self.locks.try_take()
-        except OSError as problem:
-            return "gpu-locked", "the lock folder %s cannot be used: %s" % (lock_dir, problem)
-        if free:
+        if self.locks.try_take():
             return None
         if not wait_s:
             self.status["holder"] = next((note for note in self.locks.notes() if note), {})

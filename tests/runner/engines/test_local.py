@@ -271,6 +271,28 @@ def test_a_driver_that_stops_answering_leaves_the_slots_and_marks_every_sample()
     assert [slot.uuid for slot in telemetry.slots(2)] == ["GPU-a"] and "Driver Not Loaded" in (telemetry.trouble() or "")
 
 
+def test_a_card_the_sampler_stopped_speaking_of_is_said_to_be_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(dirs.time, "monotonic", lambda: clock[0])
+    telemetry = dirs.Telemetry(HostPolicy("here"))
+
+    def speak(*uuids: str) -> None:
+        for index, uuid in enumerate(uuids):
+            telemetry.take(json.dumps({"at": 1.0, "uuid": uuid, "index": index, "name": "X", "util_pct": 5, "error": None}).encode())
+
+    speak("GPU-a", "GPU-b")
+    for _ in range(20):
+        clock[0] += 1
+        speak("GPU-a")
+    lines = {line["uuid"]: line for line in telemetry.samples()}
+    assert lines["GPU-a"]["error"] is None and "not seen" in lines["GPU-b"]["error"] and lines["GPU-b"]["util_pct"] is None
+    speak("GPU-a", "GPU-b")
+    clock[0] += 60  # nobody could be heard: that says nothing of the cards
+    assert all(line["error"] is None for line in telemetry.samples(connected=False))
+    telemetry.resumed()
+    assert all(line["error"] is None for line in telemetry.samples())
+
+
 def test_a_machine_whose_gpus_cannot_be_read_is_not_taken_for_one_without() -> None:
     telemetry = dirs.Telemetry(HostPolicy("here"))
     telemetry.take(json.dumps({"at": 2.0, "fatal": "NVML: Driver/library version mismatch", "absent": False}).encode())

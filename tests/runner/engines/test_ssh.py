@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -369,6 +370,35 @@ async def test_ssh_config_gives_the_alias_and_a_jump_host_leads_on(net: Net, far
     assert (await three.up()).info["hostname"] == "gpu1"
     log = (net.hosts[0].folder / "sshd.log").read_text()
     assert f"from {net.hosts[1].address}" in log
+
+
+async def test_a_new_link_ends_the_one_that_was_cut_off(far: Any) -> None:
+    one = await far()
+    await one.up()
+
+    def links() -> list[int]:
+        return [pid for pid in one.host.pids() if b"b64decode" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    (first,) = links()
+    os.kill(first, 19)  # it hears nothing of the loss, as behind a link that went without a word
+    assert one.engine.link.connection
+    one.engine.link.connection.abort()
+    await until(lambda: asyncio.sleep(0, one.engine.link.connects == 2 and one.engine.link.up))
+    await until(lambda: asyncio.sleep(0, not Path(f"/proc/{first}").exists() or first not in links()), what="the old link is gone")
+    assert len(links()) == 1
+
+
+async def test_keys_that_cannot_be_used_are_a_sentence_and_the_engine_goes_on(net: Net, far: Any, tmp_path: Path) -> None:
+    locked = tmp_path / "locked"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(locked)], check=True, timeout=20)
+
+    async def said(engine: SshEngine, words: str) -> Any:
+        return words in str((await engine.capacity())[0].error)
+
+    one, two = await far(identity=str(locked)), await far(identity=str(tmp_path / "absent"))
+    await until(lambda: said(one.engine, "passphrase"))
+    await until(lambda: said(two.engine, "cannot be"))
+    assert one.engine.link._task and not one.engine.link._task.done()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.onhost import locks, rundirs
+from runner.onhost import files, locks, rundirs
 from tests.runner.onhost.rig import Rig, until
 
 ONHOST_PARENT = str(Path(rundirs.__file__).parents[1])
@@ -139,6 +140,22 @@ def test_a_lock_folder_open_to_all_without_the_sticky_bit_is_refused(tmp_path: P
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(OSError):
         locks.open_lock_dir(str(tmp_path / "link"))
+
+
+def test_a_lock_folder_that_cannot_be_used_is_no_busy_gpu(rig: Rig) -> None:
+    (rig.base / "file").write_text("")
+    run = rig.make("true", gpus=["GPU-a"], lock_dir=str(rig.base / "file"))
+    done = rig.launch(run)
+    assert done.returncode == 2 and b"lock folder" in done.stderr and not (run / "status.json").exists()
+
+
+def test_a_file_system_without_locks_does_not_look_like_a_held_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_locks(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", no_locks)
+    with (tmp_path / "lock").open("w") as file, pytest.raises(OSError, match="No locks available"):
+        files.try_lock(file.fileno(), patience_s=5)
 
 
 def as_user(uid: int, lock_dir: Path, action: str) -> subprocess.Popen[str]:
