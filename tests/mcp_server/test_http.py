@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,13 +93,25 @@ async def test_the_sdks_client_works_with_the_token(served: Served, mode: str) -
     async with bearer(served) as http, connected(transport(served, http), mode) as agent:
         answer = await agent("run_experiment", overrides={"DEPTH": 4 if mode == "auto" else 6})
         finish(served.lab, answer["id"], 1.0)
-        seen: list[Any] = []
+        told = await agent("wait_for_results", ids=[answer["id"]], timeout_s=5)
+        assert told["new"] == 1
+        waiting = await agent("run_experiment", overrides={"DEPTH": 24 if mode == "auto" else 26})
+        seen: list[str | None] = []
 
-        async def progress(*values: Any) -> None:
-            seen.append(values)
+        async def progress(done: float, total: float | None, message: str | None) -> None:
+            seen.append(message)
 
-        told = await agent.client.call_tool("wait_for_results", {"ids": [answer["id"]], "timeout_s": 5}, progress_callback=progress)
-        assert told.structured_content is not None and told.structured_content["new"] == 1
+        call = asyncio.create_task(
+            agent.client.call_tool("wait_for_results", {"ids": [waiting["id"]], "timeout_s": 50}, progress_callback=progress)
+        )
+        deadline = time.monotonic() + 20
+        while not seen and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert seen == ["0 new, 1 queued"]
+        assert (await agent("list_gpus"))["lab"], "a cancelled wait holds nothing up"
 
 
 async def test_two_agents_at_once_are_named_in_the_audit_trail(served: Served) -> None:
