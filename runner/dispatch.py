@@ -38,6 +38,8 @@ class Dispatcher:
         self.store = roster.store
         self.spawn = spawn
         self.started = time.monotonic()
+        self.paused_agents: set[str] = set()
+        self.limit: str | None = None
         self.counted_at, self.gpu_hours = float("-inf"), 0.0
         self.impossible = {f.subject for f in self.store.flags() if f.kind == "cannot_place"}
 
@@ -83,18 +85,13 @@ class Dispatcher:
     def plan(self) -> scheduler.Plan:
         """The scheduler's answer for the queue and slots of this moment."""
         store = self.store
-        paused_agents = set(store.setting("paused_agents", []))
         rows = store.tally(
             "id, priority, seq, gpu_type, want_host, agent",
             "phase != 'ended' AND phase = 'queued' AND wanted = 'run' ORDER BY priority DESC, seq",
         )
-        wishes = [
-            scheduler.Wish(r, (-p, seq), gpu_type, host, f"its agent {agent} is paused" if agent in paused_agents else None)
-            for r, p, seq, gpu_type, host, agent in rows
-        ]
-        limit = self.spent() or self.roster.fitness.hold(TRAINER)
-        if limit:
-            wishes = [scheduler.Wish(w.run_id, w.order, w.gpu_type, w.host, limit) for w in wishes]
+        self.paused_agents = set(store.setting("paused_agents", []))
+        self.limit = self.spent() or self.roster.fitness.hold(TRAINER)
+        wishes = [scheduler.Wish(r, (-p, seq), gpu_type, host, self.held(agent)) for r, p, seq, gpu_type, host, agent in rows]
         plan = scheduler.place(
             wishes,
             self.views(),
@@ -104,6 +101,10 @@ class Dispatcher:
         if self.roster.fitness.probing(TRAINER):
             del plan.placements[1:]
         return plan
+
+    def held(self, agent: str) -> str | None:
+        """Why runs of an agent may not start now, as found at the beginning of this pass."""
+        return self.limit or (f"its agent {agent} is paused" if agent in self.paused_agents else None)
 
     def spent(self) -> str | None:
         """Why nothing may start any more: a limit of the policy is used up."""
@@ -147,7 +148,7 @@ class Dispatcher:
         if hold is None and self.roster.fitness.probing(slot.host) and (not usable or taken.get(slot.host, 0) > 1):
             hold = "it is unfit, and tries one run first"
         waiting = tuple(
-            scheduler.Wish(t.run.id, (-t.run.priority, t.run.seq), t.run.gpu_type, t.run.want_host)
+            scheduler.Wish(t.run.id, (-t.run.priority, t.run.seq), t.run.gpu_type, t.run.want_host, self.held(t.run.agent))
             for t in self.roster.waiting(slot.uuid)
             if t.stop_asked is None
         )

@@ -70,8 +70,7 @@ def place(queue: Iterable[Wish], slots: Sequence[SlotView], *, handed_ahead: int
     open_slots = [s for s in slots if s.usable and not s.hold and not s.waiting]
     busy = [s for s in slots if not s.usable and s.run_id and not s.hold]
     for slot in slots:
-        if slot.hold:
-            plan.withdraw.update({w.run_id: slot.hold for w in slot.waiting})
+        plan.withdraw.update({w.run_id: str(slot.hold or w.hold) for w in slot.waiting if slot.hold or w.hold})
     said: dict[tuple[str | None, str | None], tuple[str, bool]] = {}
     room = {s.uuid: handed_ahead - len(s.waiting) for s in busy}
     for wish in wishes:

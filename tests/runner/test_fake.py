@@ -244,3 +244,21 @@ async def test_a_host_that_never_answers_is_down_only_after_a_while(tmp_path: Pa
         assert not lab.store.flags("sim")
         await until(lambda: [h.state for h in lab.store.hosts()] == ["down"] and lab.store.flags("sim"))
     lab.close()
+
+
+async def test_limits_of_the_night_hold_the_queue_and_say_so(tmp_path: Path) -> None:
+    lab = fake_lab(tmp_path, policy="max_gpu_hours = 0.05\nmax_wall_hours = 1", host="types = {H100 = 1}\nspeed = 400\n")
+    async with serving(lab) as daemon:
+        first = submit(lab, budget_s=100)
+        await ended(lab, first)
+        daemon.roster.store.update_run(first, wall_s=200.0)
+        daemon.dispatcher.counted_at = float("-inf")
+        kept = {"source_sha": get(lab, first).source_sha, "effective_sha": "x", "budget_s": 100, "agent": "cli", "phase": "queued"}
+        second = lab.store.insert_run(created_at=1.0, purpose="experiment", **kept)
+        await until(lambda: "GPU hours are used up" in daemon.dispatcher.plan().blocked.get(second, ""))
+        lab.store.set_setting("night_started_at", 1.0)
+        daemon.roster.store.update_run(first, wall_s=10.0)
+        daemon.dispatcher.counted_at = float("-inf")
+        await until(lambda: "the night is over" in daemon.dispatcher.plan().blocked.get(second, ""))
+        assert get(lab, second).phase == "queued"
+    lab.close()

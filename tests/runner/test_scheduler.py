@@ -81,6 +81,7 @@ def test_standbys_are_taken_back_for_a_free_slot_a_higher_priority_and_a_pause()
     assert place([wish(3)], [held]).withdraw == {}
     assert place([], [held], paused=True).withdraw == {"r0002": "the queue is paused"}
     assert place([], [replace(held, hold="it is draining")]).withdraw == {"r0002": "it is draining"}
+    assert place([], [replace(held, waiting=(wish(2, hold="its agent x is paused"),))]).withdraw == {"r0002": "its agent x is paused"}
 
 
 def test_paused_queue_and_held_hosts_place_nothing() -> None:
