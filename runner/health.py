@@ -19,6 +19,7 @@ SILENT_S = 30.0
 SLOW = 0.6  # of the class's median speed at that configuration
 CPU_SLOW = 0.8  # a CPU host's budget is meaningless sooner: 5 % of speed is 0.006 val_bpb there
 FLAT_SHARE = 0.30
+NEIGHBOUR_MIB = 64  # less is a monitor's or a display's
 LOW_MFU = 5.0  # percent: nobody's training step is that bad on a path that works
 FLOOR_SHARE = 0.25  # of the rate that a preflight of this host measured
 WALL_RATIO, WALL_EXTRA_S = 2.0, 60.0
@@ -129,6 +130,20 @@ def held_back(v: View) -> Iterator[Finding]:
     busy = (v.sample.get("util_pct") or 0) >= 50  # an idle link lowers its generation to save power
     if busy and ((gen and most and gen < most) or (width and widest and width < widest)):
         yield Finding("pcie_degraded", Severity.WARN, f"its PCIe link runs at gen {gen} x{width}, the card can do gen {most} x{widest}")
+
+
+def neighbours(v: View) -> Iterator[Finding]:
+    """Other processes on the run's GPU, and memory errors of the card: both make its figures suspect."""
+    if v.sample is None or not v.run.live:
+        return
+    named = [p for p in v.sample.get("processes") or [] if p.get("name")]  # a container does not see whose the others are
+    others = [p for p in named if p.get("run") != v.run.id and (p.get("used_mib") or 0) >= NEIGHBOUR_MIB]
+    if others:
+        said = ", ".join(f"pid {p['pid']} {p['name']} ({p.get('user') or '?'}, {p['used_mib']} MiB)" for p in others[:3])
+        yield Finding("shared_gpu", Severity.WARN, f"it does not have the GPU to itself: {said}")
+    errors = v.sample.get("ecc_uncorrected")
+    if errors:
+        yield Finding("ecc_errors", Severity.BAD, f"the GPU counts {errors} uncorrected memory errors since its driver was loaded")
 
 
 def flat(v: View) -> Iterator[Finding]:
@@ -261,6 +276,7 @@ DETECTORS: tuple[Detector, ...] = (
     silent,
     slow,
     held_back,
+    neighbours,
     flat,
     not_a_number,
     unchanged,

@@ -121,6 +121,9 @@ class Nvml:
             throttle=between(self.throttle(handle), 0, 1 << 32),
             pstate=between(self.ask(lib.nvmlDeviceGetPerformanceState, handle), 0, 15),
             power_w=watts(self.ask(lib.nvmlDeviceGetPowerUsage, handle)),
+            # an idle link lowers its generation, so an old figure beside a new load would look like a fault
+            pcie_gen=between(self.ask(lib.nvmlDeviceGetCurrPcieLinkGeneration, handle), 1, 20),
+            pcie_width=between(self.ask(lib.nvmlDeviceGetCurrPcieLinkWidth, handle), 1, 64),
         )
         line.update(self.memory(handle))
         line["processes"] = self.processes(handle)
@@ -150,8 +153,6 @@ class Nvml:
             energy_mj = between(self.ask(lib.nvmlDeviceGetTotalEnergyConsumption, handle), 0, 1e18)
             facts = {
                 "power_limit_w": watts(self.ask(lib.nvmlDeviceGetEnforcedPowerLimit, handle)),
-                "pcie_gen": between(self.ask(lib.nvmlDeviceGetCurrPcieLinkGeneration, handle), 1, 20),
-                "pcie_width": between(self.ask(lib.nvmlDeviceGetCurrPcieLinkWidth, handle), 1, 64),
                 "ecc_uncorrected": between(
                     self.ask(lib.nvmlDeviceGetTotalEccErrors, handle, lib.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, lib.NVML_VOLATILE_ECC),
                     0,

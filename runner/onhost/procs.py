@@ -10,6 +10,8 @@ import os
 import signal
 from typing import Dict, List, Optional, Tuple
 
+RUN_MARK = b"OVERNIGHT_RUN_ID="
+
 
 def boot_id() -> str:
     """The kernel's id of this boot; another one means every process of before is gone."""
@@ -96,17 +98,19 @@ def sweep(run_id: str, run_dir: str) -> List[int]:
 
 
 def describe(pid: int) -> Dict[str, object]:
-    """Name and user of a process as far as they can be read; in a container the pid may be the host's and mean nothing here."""
-    name: Optional[str] = None
-    user: Optional[str] = None
+    """Name, user and run (if it is one of Overnight) of a process; None where /proc does not show it (containers)."""
+    found: Dict[str, Optional[str]] = {"name": None, "user": None, "run": None}
     try:
         with open("/proc/%d/comm" % pid, encoding="utf-8", errors="replace") as file:
-            name = file.read().strip()
-        uid = os.stat("/proc/%d" % pid).st_uid
-        user = user_name(uid)
+            found["name"] = file.read().strip()
+        found["user"] = user_name(os.stat("/proc/%d" % pid).st_uid)
+        with open("/proc/%d/environ" % pid, "rb") as environ:
+            words = environ.read().split(b"\0")
+        marks = [word[len(RUN_MARK) :] for word in words if word.startswith(RUN_MARK)]
+        found["run"] = marks[0].decode("utf-8", "replace") if marks else None
     except OSError:
-        pass  # not visible from here
-    return {"pid": pid, "name": name, "user": user}
+        pass  # not visible from here, or somebody else's
+    return {"pid": pid, **found}
 
 
 def user_name(uid: int) -> str:

@@ -49,6 +49,13 @@ def test_a_healthy_run_raises_nothing() -> None:
     assert detect(HEALTHY) == []
 
 
+def test_its_own_processes_and_those_a_container_cannot_see_are_no_neighbours() -> None:
+    own = {"pid": 7, "name": "python", "user": "me", "run": "r0001", "used_mib": 9000}
+    hidden = {"pid": 8, "name": None, "user": None, "run": None, "used_mib": 9000}
+    monitor = {"pid": 9, "name": "nvtop", "user": "me", "run": None, "used_mib": 20}
+    assert detect(sampled(processes=[own, hidden, monitor], ecc_uncorrected=0)) == []
+
+
 def test_missing_facts_raise_nothing() -> None:
     kept = ("id", "seq", "phase", "purpose", "constants", "overrides", "budget_s")
     bare = a_run(**{f.name: None for f in fields(Run) if f.name not in kept})
@@ -64,6 +71,9 @@ def test_missing_facts_raise_nothing() -> None:
     (sampled(throttle=0x40), "throttled"),
     (sampled(power_limit_w=400.0), "power_capped"),
     (sampled(pcie_width=4), "pcie_degraded"),
+    (sampled(processes=[{"pid": 7, "name": "python", "user": "eve", "run": None, "used_mib": 9000}]), "shared_gpu"),
+    (sampled(processes=[{"pid": 7, "name": "python", "user": "eve", "run": "r0099", "used_mib": 9000}]), "shared_gpu"),
+    (sampled(ecc_uncorrected=3), "ecc_errors"),
     (replace(HEALTHY, points=curve(9, 5, 4, 4, 4, 4, 4, 4, 4, 4.01)), "flat_loss"),
     (replace(HEALTHY, points=curve(9, 5, None, None, None)), "nan"),
     (replace(with_run(hypothesis="a bold edit"), same_as="r0000"), "unchanged_source"),

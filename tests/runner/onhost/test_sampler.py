@@ -111,9 +111,20 @@ def test_absurd_and_wrapped_values_are_none(nvml: FakeNvml, sampler: Any) -> Non
 def test_processes_of_the_host_seen_from_a_container(nvml: FakeNvml, sampler: Any) -> None:
     nvml.card("GPU-a", procs="4194000:100,4194001")  # pids that mean nothing here, one without its memory
     assert sampler().line()["processes"] == [
-        {"pid": 4194000, "name": None, "user": None, "used_mib": 100},
-        {"pid": 4194001, "name": None, "user": None, "used_mib": None},
+        {"pid": 4194000, "name": None, "user": None, "run": None, "used_mib": 100},
+        {"pid": 4194001, "name": None, "user": None, "run": None, "used_mib": None},
     ]
+
+
+def test_a_process_of_a_run_says_which(nvml: FakeNvml, sampler: Any) -> None:
+    mine = subprocess.Popen(["sleep", "60"], env={"OVERNIGHT_RUN_ID": "r0042", "PATH": os.environ["PATH"]})
+    try:
+        nvml.card("GPU-a", procs=f"{mine.pid}:100,{os.getpid()}:200")
+        first, second = sampler().until(lambda line: line["processes"][0]["name"] == "sleep")["processes"]
+        assert (first["run"], second["run"]) == ("r0042", None)
+    finally:
+        mine.kill()
+        mine.wait()
 
 
 def test_a_gpu_lost_and_found_again_never_hides_the_others(nvml: FakeNvml, sampler: Any) -> None:
