@@ -151,7 +151,7 @@ def _alive(roster: Roster, track: Track, state: State) -> None:
 
 async def _ask_stop(roster: Roster, engine: Engine, track: Track) -> None:
     """Pass on a human's cancel, and end runs that print no numbers or hang after their summary."""
-    run, limits = track.run, roster.lab.policy().limits
+    run, limits = track.run, roster.limits
     reason = None
     if track.stop_due:
         reason = "cancelled"

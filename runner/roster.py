@@ -20,7 +20,7 @@ from runner.records import LIVE_PHASES, GpuState, Phase, Point, Run
 if TYPE_CHECKING:
     from runner.engines.base import Engine, HostReport, Slot
     from runner.lab import Lab
-    from runner.policy import HostPolicy
+    from runner.policy import HostPolicy, Limits
 
 LOCKED_RETRY_S = 15.0  # a GPU whose lock another program held is tried again after this long
 
@@ -85,9 +85,18 @@ class Roster:
         self.reports: dict[str, HostReport] = {}
         self.changed = asyncio.Event()  # something the scheduler should look at
         self.fitness = Fitness()
+        self._limits, self._limits_at = lab.policy().limits, time.monotonic()
         self.seen_up: set[str] = set()  # hosts that answered since this daemon started
         self.started = time.monotonic()
         self.notes: dict[str, str] = {}  # what goes wrong now, by place; shown in daemon.note
+
+    @property
+    def limits(self) -> Limits:
+        """The policy's limits, at most half a second old: they are asked for at every look at every run."""
+        now = time.monotonic()
+        if now - self._limits_at > 0.5:
+            self._limits, self._limits_at = self.lab.policy().limits, now
+        return self._limits
 
     def load(self) -> None:
         """Take up live rows and quarantined GPUs as the database has them."""

@@ -57,6 +57,7 @@ class _Sim:
     written: int = 0
     events_written: int = 0
     ended: float | None = None
+    stop: dict[str, Any] | None = None  # what its stop file says
     status: dict[str, Any] | None = None
 
 
@@ -119,6 +120,7 @@ class FakeEngine:
         self._advance(now)
         busy = [s for s in self.sims.values() if s.slot.uuid == spec.slot.uuid and s.ended is None]
         sim = self._open(spec.run_id, spec.stage, now)
+        sim.stop = _read_json(spec.stage / "stop")
         if busy and not spec.standby:
             self._refuse(sim, "gpu-locked", busy[0].run_id)
             return
@@ -169,6 +171,10 @@ class FakeEngine:
         path = self.lab.run_dir(run_id) / "stop"
         if path.parent.is_dir():
             path.write_text(json.dumps({"reason": reason, "force": force}))
+        if run_id not in self.sims:
+            self._take_up(run_id)
+        if run_id in self.sims:
+            self.sims[run_id].stop = {"reason": reason}
         self._advance(time.time())
 
     async def fetch(self, run_id: str, host: str, names: list[str], into: Path) -> list[str]:
@@ -200,18 +206,17 @@ class FakeEngine:
             self._step(sim, now)
 
     def _step(self, sim: _Sim, now: float) -> None:
-        if (sim.folder / "stop").exists():
-            stop = _read_json(sim.folder / "stop") or {}
-            if sim.started is not None and stop.get("reason") == "withdrawn":
-                (sim.folder / "stop").unlink()  # too late: only a standby can be taken back
-                self._step(sim, now)
-                return
+        if sim.stop is not None and sim.started is not None and sim.stop.get("reason") == "withdrawn":
+            (sim.folder / "stop").unlink(missing_ok=True)  # too late: only a standby can be taken back
+            sim.stop = None
+        if sim.stop is not None:
+            how: dict[str, Any] = {"reason": "stopped", "stop_reason": sim.stop.get("reason")}
             if sim.started is None:
                 sim.ended = now
-                self._publish(sim, phase="ended", reason="stopped", stop_reason=stop.get("reason"), ended_at=now)
+                self._publish(sim, phase="ended", ended_at=now, **how)
                 return
             self._write(sim, now)
-            self._end(sim, now, reason="stopped", stop_reason=stop.get("reason"), exit_signal=15)
+            self._end(sim, now, exit_signal=15, **how)
             return
         if sim.started is None:
             return
@@ -288,6 +293,7 @@ class FakeEngine:
         sim = self._open(run_id, folder, status["queued_at"])
         sim.status, sim.started = status, status.get("started_at")
         sim.warm_s = self._warm_s(sim)
+        sim.stop = _read_json(folder / "stop")
         sim.written = _size(folder / "out.log")
         sim.events_written = _size(folder / "work" / "events.jsonl")
         self.sims[run_id] = sim
