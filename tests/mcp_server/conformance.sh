@@ -36,7 +36,8 @@ cleanup() {
     rm -rf "$lab"
 }
 trap cleanup EXIT INT TERM
-mkdir "$lab/trainer"
+mkdir "$lab/trainer" "$lab/home"
+export HOME="$lab/home"  # the inspector keeps a folder of its own in it
 echo 'DEPTH = 8' >"$lab/trainer/train.py"
 printf '[trainer]\nfolder = "trainer"\n[[host]]\nname = "sim"\nkind = "fake"\ntypes = { "NVIDIA H100" = 4 }\n' >"$lab/hosts.toml"
 : >"$lab/server.log"
@@ -71,11 +72,9 @@ check "inspector --strict, handshake era" mcp-inspector --cli "$url" --transport
 check "inspector --strict, modern era" mcp-inspector --cli "$url" --transport http --protocol-era modern --method tools/list --strict
 
 connected() {
-    HOME="$lab/home" "$python" -m runner.cli --lab "$lab/lab" connect "$1" --write &&
-        HOME="$lab/home" "$1" mcp get overnight
+    "$python" -m runner.cli --lab "$lab/lab" connect "$1" --write && "$1" mcp get overnight
 }
 if [ "${1:-}" = --clients ]; then
-    mkdir "$lab/home"
     check "codex reads its configuration" connected codex
     connected claude >"$lab/claude" 2>&1 || :
     # its exit code is 0 whether it connects or not
