@@ -47,7 +47,7 @@ def open_screen(lab_path: Path | None, *, readonly: bool, once: bool) -> None:
     """The control room; one plain picture of it where there is no terminal to draw on."""
     app = face("tui.app", "pip install textual==8.2.8")
     path = find_lab(lab_path)
-    raise typer.Exit(app.run_once(path) if once else app.run(path, readonly=readonly))
+    raise typer.Exit(app.run_once(path) if once else app.run(path, readonly=readonly, leave=True))
 
 
 def demo(

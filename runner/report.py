@@ -16,9 +16,8 @@ from runner import board
 from runner.errors import LabError
 from runner.lab import Lab
 from runner.plot import Bar, Dot, progress_svg, slots_svg
-from runner.records import Json, Outcome, Phase, Run, Verdict
+from runner.records import Json, Outcome, Phase, Run, Trust, Verdict
 from runner.research.classes import gpu_of
-from runner.research.waves import score
 from runner.text import ago, bpb, markdown_cell, one_line, percent, signed
 
 TOP = 15
@@ -74,14 +73,16 @@ def gather(lab: Lab) -> Night:
 
 def ranked(night: Night) -> list[Run]:
     """The runs of the reported class and budget that count, in the order in which they ended."""
+    from runner.research.waves import score  # numpy comes with it, and every command of the CLI imports this module
+
     scope = (night.board["class"], night.board["budget_s"])
     found = [r for r in night.runs if (r.class_key, r.budget_s) == scope and score(r) is not None and r.purpose != "verify"]
     return sorted(found, key=lambda r: r.ended_at or 0.0)
 
 
 def value(run: Run) -> float:
-    """What a ranked run counts for."""
-    found = score(run)
+    """What a ranked run counts for: the recomputed value where there is one."""
+    found = run.verified_bpb if run.trust == Trust.VERIFIED and run.verified_bpb is not None else run.val_bpb
     assert found is not None
     return found
 

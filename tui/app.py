@@ -6,13 +6,16 @@ quitting waits for nothing. Pages are in screens/, what they are made of in widg
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.text import Text
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.message import Message
@@ -107,15 +110,15 @@ class ControlRoom(App[None]):
 
     def on_ready(self) -> None:
         """The first frame is out: now begin to read."""
+        gc.enable()
         self.source.start(self._deliver)
         self.set_interval(TICK_S, self._tick)
 
     def _tick(self) -> None:
         """Messages fade, and data that no longer comes grows visibly old, also when the reader hangs."""
-        for screen in reversed(self.screen_stack):
-            if isinstance(screen, Page):
-                screen.show_frame(self.snapshot)
-                return
+        page = self.front()
+        if page is not None:
+            page.show_frame(self.snapshot)
 
     def _deliver(self, snapshot: Snapshot) -> None:
         """From the reader's thread."""
@@ -129,6 +132,12 @@ class ControlRoom(App[None]):
         """Let the threads go; nobody waits for them."""
         self.source.stop()
         self.hand.stop()
+
+    def _fatal_error(self) -> None:
+        """A fault of the screen: its traceback goes to a file of the lab, a sentence to the person; daemon and runs know nothing of it."""
+        text = "".join(traceback.format_exception(self._exception)) if self._exception else "no traceback\n"
+        where = f"OVERNIGHT_DEBUG=1 shows more.\n{text}" if os.environ.get("OVERNIGHT_DEBUG") else written_down(self.path, text)
+        self.panic(Text(f"The screen failed ({type(self._exception).__name__}); the daemon and the runs go on. {where}"))
 
     def now(self) -> float:
         """The clock of the screen."""
@@ -144,11 +153,16 @@ class ControlRoom(App[None]):
         self.redraw()
 
     def redraw(self) -> None:
-        """Show the snapshot on the page in front, also while a box is over it."""
-        for screen in reversed(self.screen_stack):
-            if isinstance(screen, Page):
-                screen.show(self.snapshot)
-                return
+        """Show the snapshot on the page in front."""
+        page = self.front()
+        if page is not None:
+            page.show(self.snapshot)
+
+    def front(self) -> Page | None:
+        """The page in front, also while a box is over it; None once the app is closing and panes may be gone."""
+        if not self.is_running:
+            return None
+        return next((s for s in reversed(self.screen_stack) if isinstance(s, Page)), None)
 
     # messages and verbs
 
@@ -160,10 +174,9 @@ class ControlRoom(App[None]):
     def say(self, text: str, style: str = "accent") -> None:
         """Show a sentence in the bottom line."""
         self._message = (text, style, time.monotonic())
-        for screen in reversed(self.screen_stack):
-            if isinstance(screen, Page):
-                screen.show_keys()
-                return
+        page = self.front()
+        if page is not None:
+            page.show_keys()
 
     def complain(self, sentence: str) -> None:
         """Show a failure where it is not overlooked: a sentence with what to do next is longer than a line."""
@@ -359,11 +372,26 @@ class ControlRoom(App[None]):
         self.do("start the daemon", lambda lab: ensure_daemon(lab) and None)
 
 
-def run(lab_path: Path | str | None = None, readonly: bool = False) -> int:
-    """Open the control room on a lab; a terminal that cannot show one gets the table once. Returns the exit code."""
+def written_down(lab: Path, text: str) -> str:
+    """Keep a traceback beside the lab's other logs; says where."""
+    path = lab / "tui-error.log"
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "a", encoding="utf-8", errors="replace") as file:
+            file.write(time.strftime("%Y-%m-%d %H:%M:%S\n") + text + "\n")
+    except OSError:
+        return "Set OVERNIGHT_DEBUG=1 to see the details."
+    return f"The details are in {path}."
+
+
+def run(lab_path: Path | str | None = None, readonly: bool = False, leave: bool = False) -> int:
+    """Open the control room on a lab; a terminal that cannot show one gets the table once.
+
+    Returns the exit code; with `leave` the process ends with it as soon as the screen is closed.
+    """
     from .opening import open_room
 
-    return open_room(lab_path, readonly=readonly)
+    return open_room(lab_path, readonly=readonly, leave=leave)
 
 
 def run_once(lab_path: Path | str | None = None) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from .lines import Line, fit
 
 Points = Sequence[tuple[float, float | None]]
+LARGEST = 1e150
 DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # braille bits, by column and row of a cell
 
 
@@ -52,8 +53,8 @@ class Frame:
 
 
 def finite_points(points: Points) -> list[tuple[float, float]]:
-    """The points that can be drawn."""
-    return [(float(x), float(y)) for x, y in points if x is not None and y is not None and math.isfinite(x) and math.isfinite(y)]
+    """The points that can be drawn: finite, and small enough for differences to stay finite."""
+    return [(float(x), float(y)) for x, y in points if x is not None and y is not None and abs(x) < LARGEST and abs(y) < LARGEST]
 
 
 def frame_of(series: Sequence[Series], *, log: bool = False, clip: bool = True) -> Frame | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -17,11 +18,16 @@ from .lines import fit, safe
 from .words import clock, number, short_gpu
 
 
-def open_room(lab_path: Path | str | None, *, readonly: bool = False, once: bool = False) -> int:
-    """Open the screen, or print the table once when this is no terminal (or TERM is dumb, or `once`)."""
+def open_room(lab_path: Path | str | None, *, readonly: bool = False, once: bool = False, leave: bool = False) -> int:
+    """Open the screen, or print the table once when this is no terminal (or TERM is dumb, or `once`).
+
+    With `leave`, closing the screen ends the process at once: tearing the interpreter down takes as long as closing the screen did, and
+    would meet the reader's thread wherever it hangs.
+    """
     path = find_lab(lab_path)
     if once or not full_screen(sys.stdin, sys.stdout):
         return print_once(path, readonly=readonly)
+    gc.disable()  # collections while modules load cost a tenth of the time to the first frame; the app turns them on again
     from .app import ControlRoom
     from .memory import Memory
     from .snapshot import Reader
@@ -36,7 +42,12 @@ def open_room(lab_path: Path | str | None, *, readonly: bool = False, once: bool
     reader = Reader(path, before=None if readonly else prepared(path), class_key=memory.get("class"))
     room = ControlRoom(reader, path, readonly=readonly, memory=memory)
     room.run()
-    return room.return_code or 0
+    code = room.return_code or 0
+    if leave:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def full_screen(stdin: TextIO, stdout: TextIO) -> bool:

@@ -36,10 +36,9 @@ BUDGETS = {"first frame": 0.6, "idle CPU": 3.0, "bytes": 12_000.0, "key": 0.05, 
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from tui.app import ControlRoom
-from tui.snapshot import Reader
-path = Path(sys.argv[1])
-ControlRoom(Reader(path, before=BEFORE), path).run()
+from tui import opening
+opening.prepared = lambda path: BEFORE
+opening.open_room(sys.argv[1], leave=True)
 """
 USUAL = PROGRAM.replace("BEFORE", "None")
 HUNG = PROGRAM.replace("BEFORE", "lambda: time.sleep(600)")
@@ -162,7 +161,7 @@ def measure(lab: Lab, seconds: float) -> list[tuple[str, float, str, float | Non
         seen = terminal.read(10, until=lambda t: b"Leaderboard" in t)
         frames.append((seen or float("inf")) - terminal.started)
         spent_s.append(terminal.cpu_s())
-        seen = terminal.read(10, until=lambda t: b"14/16" in t and b"r0005" in t)
+        seen = terminal.read(10, until=lambda t: b"r0016" in t)
         filled.append((seen or float("inf")) - terminal.started)
         terminal.quit_s()
     table.append(("first frame, median of 5", statistics.median(frames), "s", BUDGETS["first frame"]))

@@ -465,10 +465,3 @@ async def test_what_stands_for_nothing_is_said(lab: Lab) -> None:
         assert "no run" in room._message[0]
         await pilot.press("r")
         assert "only a quarantined GPU" in room._message[0]
-
-
-def test_the_page_of_keys_in_the_documents_is_current() -> None:
-    from tui.help import markdown
-
-    page = Path(__file__).parents[2] / "docs" / "keys.md"
-    assert page.read_text() == markdown(), "renew it: python -m tui.help > docs/keys.md"

@@ -159,3 +159,20 @@ def test_colours_follow_the_terminal(folder: Path, env: dict[str, str], has: str
         pane.until(lambda t: "ENDED" in t)
     finally:
         pane.close()
+
+
+def test_a_fault_of_the_screen_is_a_sentence_and_a_file(folder: Path) -> None:
+    program = folder / "broken.py"
+    program.write_text(
+        "from tui.widgets.gpus import GpuWall\n"
+        "def broken(self, snapshot): raise KeyError('a fault')\n"
+        "GpuWall.show_snapshot = broken\n"
+        "from tui.app import run\nimport sys\nsys.exit(run())\n"
+    )
+    pane = Pane(f"{sys.executable} {program}", folder)
+    try:
+        shown = pane.until(lambda t: "ENDED 1" in t)
+        assert "The screen failed (KeyError)" in shown and "Traceback" not in shown
+        assert "a fault" in (folder / "lab" / "tui-error.log").read_text()
+    finally:
+        pane.close()

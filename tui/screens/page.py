@@ -46,7 +46,7 @@ class Page(RunDeeds, Screen[None]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.filter_text = ""
+        self._hinted: tuple[object, Line] | None = None
 
     @property
     def room(self) -> ControlRoom:
@@ -92,9 +92,14 @@ class Page(RunDeeds, Screen[None]):
         """Lay out anew."""
         self.call_after_refresh(lambda: self.show(self.room.snapshot))
 
+    @property
+    def drawable(self) -> bool:
+        """Whether all panes are there: not before they were composed, and not while the page or the app closes."""
+        return self.is_mounted and self.is_attached and self.app.is_running and self.size.width > 0 and bool(self.children)
+
     def show(self, snapshot: Snapshot) -> None:
         """Draw the frame and the body."""
-        if not self.is_mounted or self.size.width == 0:
+        if not self.drawable:
             return
         if self.size.width < SMALL[0] or self.size.height < SMALL[1]:
             self.query_one("#header", Strips).show(
@@ -107,7 +112,7 @@ class Page(RunDeeds, Screen[None]):
 
     def show_frame(self, snapshot: Snapshot) -> None:
         """Header and bottom line: what changes by the clock alone."""
-        if self.is_mounted and self.size.width >= SMALL[0]:
+        if self.drawable and self.size.width >= SMALL[0]:
             line = header(snapshot, self.size.width, self.room.now(), readonly=self.room.readonly, frozen=self.room.frozen)
             self.query_one("#header", Strips).show([line])
             self.show_keys()
@@ -124,11 +129,21 @@ class Page(RunDeeds, Screen[None]):
 
     def show_keys(self) -> None:
         """The newest message, or the keys that work here."""
+        if not self.drawable:
+            return
         said = self.room.message()
         line = Line((" " + safe(said[0], 400), said[1])) if said else self._hints()
         self.query_one("#keys-line", Strips).show([line.fitted(self.size.width)])
 
     def _hints(self) -> Line:
+        """The keys of the focused pane, its page and the app, made anew only when other ones may apply: asking all costs 4 ms."""
+        targets = self.targets()
+        key = (self.focused, tuple(targets[:20]), tuple(self.facts_of(i).get("phase") for i in targets[:20]), self.size.width)
+        if self._hinted is None or self._hinted[0] != key:
+            self._hinted = (key, self._fresh_hints())
+        return self._hinted[1]
+
+    def _fresh_hints(self) -> Line:
         line, seen = Line((" ", "")), set()
         tail = " ? all keys  : commands"
         for active in self.active_bindings.values():

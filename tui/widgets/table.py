@@ -103,6 +103,7 @@ class Table(View):
         self.note_right = ""
         self.rows: list[Row] = []
         self.all_rows: list[Row] = []
+        self._given: Iterable[Row] | None = None
         self.marks: set[str] = set()
         self.cursor_key: str | None = None
         self.cursor = 0
@@ -115,6 +116,9 @@ class Table(View):
 
     def show(self, rows: Iterable[Row]) -> None:
         """Take new rows; the cursor stays on its key, and only what differs is drawn."""
+        if rows is self._given:
+            return
+        self._given = rows
         self.all_rows = list(rows)
         self._arrange()
 
