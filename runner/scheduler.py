@@ -77,6 +77,9 @@ def place(queue: Iterable[Wish], slots: Sequence[SlotView], *, handed_ahead: int
         if wish.hold:
             plan.blocked[wish.run_id] = wish.hold
             continue
+        if (wish.gpu_type, wish.host) in said:  # an equal wish found nothing, and slots only get fewer
+            _explain(wish, slots, plan, said)
+            continue
         free = _pick_open(wish, open_slots)
         if free is not None:
             open_slots.remove(free)
