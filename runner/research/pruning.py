@@ -125,8 +125,6 @@ def _predict(known: Sequence[tuple[float, float]], x: float, rule: Mode) -> tupl
     sd = math.sqrt(left / (n - 2))
     if slope <= 0 or slope * math.sqrt(sxx) <= t_quantile(rule.certain, n - 2) * sd:
         return mean_y, None
-    # Beyond the finished runs the line need not go on: distance counts, but a loss worse than all of them is taken as the worst.
-    x = min(x, max(a for a, _ in known))
     half = t_quantile(rule.confidence, n - 2) * sd * math.sqrt(1 + 1 / n + (x - mean_x) ** 2 / sxx)
     return mean_y + slope * (x - mean_x), half
 
