@@ -55,8 +55,8 @@ class RunView:
 class RunLoader:
     """Reads one run; curves and sources of ended runs are read once."""
 
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
+    def __init__(self, run_id: str, *, log: bool = True) -> None:
+        self.run_id, self.want_log = run_id, log
         self.best_id: str | None = None
         self.want_diff = False
         self.diff_with: str | None = None
@@ -80,7 +80,7 @@ class RunLoader:
             points=self._curve(lab, run),
             rivals=rivals,
             first_step_at=run.first_step_at,
-            log=queries.read_log(lab, run.id, limit=LOG_BYTES, tail_lines=LOG_LINES).text,
+            log=queries.read_log(lab, run.id, limit=LOG_BYTES, tail_lines=LOG_LINES).text if self.want_log else "",
             events=tuple(lab.store.events(subject=run.id, limit=200)),
             samples=_samples(lab, run),
             changed=_changed(other, run),

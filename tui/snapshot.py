@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from runner.records import Event, Flag, Host, Json, Phase, Wave
 
 HISTORY = 240
 CELL_S = 5  # readings in one cell of a history
+PAST_CELLS = 60  # cells read back when the screen opens: five minutes
 SHOWN = 200  # rows of the leaderboard
 SETTLE_S = 10.0  # the leaderboard is ranked anew at least so often while runs move
 
@@ -197,7 +198,9 @@ class Reader:
         store, state = lab.store, queries.lab_state(lab)
         active = store.active_runs()
         objects = list(zip(active, queries.run_objects(lab, active), strict=True))
-        gpus = tuple(queries.gpu_objects(lab, active))
+        hosts = tuple(h for h in store.hosts() if h.state != "removed")
+        names = {h.name for h in hosts}
+        gpus = tuple(g for g in queries.gpu_objects(lab, active) if g["host"] in names)
         return Snapshot(
             at=now,
             lab=str(lab.path),
@@ -206,11 +209,11 @@ class Reader:
             live={run.id: o for run, o in objects if run.live},
             queue=tuple(sorted((o for run, o in objects if not run.live), key=lambda o: o["phase"] == Phase.PROPOSED)),
             board=self._board(lab, state, now),
-            hosts=tuple(store.hosts()),
+            hosts=hosts,
             flags=tuple(store.flags()),
             events=tuple(store.events(limit=50)),
             waves=tuple(store.waves(limit=50)),
-            history=self._remember(gpus),
+            history=self._remember(gpus, lab),
             views=self._load(lab, moved),
         )
 
@@ -222,19 +225,20 @@ class Reader:
             return queries.leaderboard(lab, class_key=self.class_key, budget_s=self.budget_s, limit=SHOWN)
         return self._last.board
 
-    def _remember(self, gpus: tuple[Json, ...]) -> dict[str, tuple[float | None, ...]]:
+    def _remember(self, gpus: tuple[Json, ...], lab: Lab | None = None) -> dict[str, tuple[float | None, ...]]:
         """Means over CELL_S readings each, the newest one still filling: a history that moves every second costs a repaint every second."""
         for gpu in gpus:
-            past = self._history.setdefault(str(gpu["uuid"]), deque(maxlen=HISTORY))
-            filling = self._filling.setdefault(str(gpu["uuid"]), [])
+            uuid = str(gpu["uuid"])
+            if uuid not in self._history:
+                self._history[uuid] = deque(past_of(lab, gpu, time.time()) if lab else (), maxlen=HISTORY)
+            past, filling = self._history[uuid], self._filling.setdefault(uuid, [])
             value = gpu.get("mfu_percent")
             if value is None:
                 value = (gpu.get("sample") or {}).get("util_pct")
             if not filling:
                 past.append(None)
             filling.append(value)
-            known = [v for v in filling if v is not None]
-            past[-1] = sum(known) / len(known) if known else None
+            past[-1] = mean(filling)
             if len(filling) >= CELL_S:
                 filling.clear()
         return {uuid: tuple(past) for uuid, past in self._history.items()}
@@ -254,3 +258,25 @@ class Reader:
             except Exception as error:  # noqa: BLE001 - one page that cannot be read must not blind the others
                 out[name] = Failed(f"This could not be read: {type(error).__name__}: {error}.")
         return out
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    """Mean of what is known."""
+    known = [v for v in values if v is not None]
+    return sum(known) / len(known) if known else None
+
+
+def past_of(lab: Lab, gpu: Json, now: float) -> list[float | None]:
+    """The history of a GPU before the screen was opened, from the samples the daemon kept: MFU by its run's speed, else utilisation."""
+    mfu, speed = gpu.get("mfu_percent"), gpu.get("tok_s")
+    factor = float(mfu) / float(speed) if mfu is not None and speed else None
+    start = int(now) - PAST_CELLS * CELL_S
+    cells: list[list[float | None]] = [[] for _ in range(PAST_CELLS)]
+    for sample in lab.store.samples("gpu_uuid = ? AND at >= ? AND at < ?", (gpu["uuid"], start, int(now))):
+        if factor is None:
+            value = sample.util_pct
+        else:
+            value = factor * sample.tok_s if sample.tok_s is not None and sample.run_id == gpu.get("run") else None
+        cells[(sample.at - start) // CELL_S].append(value)
+    first = next((i for i, c in enumerate(cells) if c), PAST_CELLS)
+    return [mean(c) for c in cells[first:]]

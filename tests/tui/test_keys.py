@@ -465,3 +465,12 @@ async def test_what_stands_for_nothing_is_said(lab: Lab) -> None:
         assert "no run" in room._message[0]
         await pilot.press("r")
         assert "only a quarantined GPU" in room._message[0]
+
+
+async def test_a_large_screen_shows_the_curve_of_the_gpu_under_the_cursor(lab: Lab) -> None:
+    async with opened(lab, size=(200, 60)) as (room, pilot):
+        await pilot.press("right", "right")
+        await until(lambda: "r0017 · loss by share of the budget" in screen_text(room))
+        await pilot.press("right")
+        await until(lambda: "r0018 · loss by share of the budget" in screen_text(room))
+        assert [n for n in room.source._reader._views if n.startswith("watch:")] == ["watch:r0018"]  # type: ignore[attr-defined]

@@ -16,7 +16,8 @@ from tui.widgets.table import fit_columns
 def test_the_plan_fits(gpus: int, width: int, height: int) -> None:
     plan = lay_out(gpus, 5, width, height)
     assert 3 <= plan.gpus_high
-    assert plan.gpus_high + plan.queue_high + 3 <= max(height, 10), "the leaderboard keeps three rows"
+    assert plan.gpus_high + plan.queue_high + plan.watch_high + 3 <= max(height, 10), "the leaderboard keeps three rows"
+    assert plan.watch_high == 0 or plan.watch_high >= 12
     if plan.mode == "cards":
         assert width // plan.beside >= CARD_WIDE
         assert plan.gpus_high == -(-gpus // plan.beside) * CARD_HIGH + 1

@@ -8,15 +8,16 @@ import sqlite3
 import threading
 from pathlib import Path
 
-from tests.tui import scenes, still
+from tests.tui import scenes
 from tests.tui.driving import DEADLINE_S
+from tests.tui.still import snapshot_of
 from tui.hand import Deed, Hand
 from tui.snapshot import Failed, Reader, Snapshot
 
 
 def test_one_snapshot_holds_the_night(tmp_path: Path) -> None:
     lab = scenes.busy(tmp_path)
-    snapshot = still.snapshot_of(lab)
+    snapshot = snapshot_of(lab)
     assert snapshot.problem is None and snapshot.state is not None
     assert len(snapshot.gpus) == 16 and len(snapshot.live) == 14 and len(snapshot.queue) == 9
     assert snapshot.state.best_id == "r0005" and snapshot.board is not None and snapshot.board["rows"][0]["id"] == "r0005"
@@ -66,7 +67,7 @@ def test_a_view_that_fails_does_not_blind_the_others(tmp_path: Path) -> None:
     def broken(_: object) -> None:
         raise ZeroDivisionError("ouch")
 
-    snapshot = still.snapshot_of(lab, {"bad": broken, "good": lambda lab: lab.store.count_runs()})
+    snapshot = snapshot_of(lab, {"bad": broken, "good": lambda lab: lab.store.count_runs()})
     assert isinstance(snapshot.views["bad"], Failed) and "ouch" in snapshot.views["bad"].sentence
     assert snapshot.views["good"] == lab.store.count_runs()
 
@@ -107,3 +108,19 @@ def test_a_verb_that_fails_leaves_the_hand_working(tmp_path: Path) -> None:
     hand.stop()
     assert [d.ok for d in done] == [False, False, True]
     assert "ZeroDivisionError" in done[0].sentence and "r9999" in done[1].sentence
+
+
+def test_a_screen_that_opens_late_shows_what_was_before(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+    snapshot = snapshot_of(lab)
+    past = snapshot.history["GPU-alpha-05"]
+    assert len(past) > 20, "two minutes of samples are kept for this GPU"
+    mfu = next(g["mfu_percent"] for g in snapshot.gpus if g["uuid"] == "GPU-alpha-05")
+    assert all(v is None or abs(v - mfu) < 0.1 * mfu for v in past)
+
+
+def test_gpus_of_a_removed_host_are_gone(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+    lab.store.upsert_host("beta", state="removed")
+    snapshot = snapshot_of(lab)
+    assert {g["host"] for g in snapshot.gpus} == {"alpha"} and [h.name for h in snapshot.hosts] == ["alpha"]

@@ -16,24 +16,30 @@ from textual.widget import Widget
 from runner.research.classes import gpu_of
 
 from ..deeds import RUN_BINDINGS
-from ..lines import safe
+from ..lines import Line, safe
+from ..runview import RunLoader, RunView, curve_lines
 from ..snapshot import Snapshot
 from ..tables import BOARD, EVENTS, QUEUE, event_rows
 from ..widgets.gpus import GpuWall, choose_mode
 from ..widgets.table import Table
+from ..widgets.view import Lines
 from ..words import number
 from .page import PAGE_KEYS, Page
+
+LISTS_HIGH = 14  # rows that queue and leaderboard keep before a curve gets what is spare
+WATCH_LOW, WATCH_HIGH = 12, 24
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How the room is shared: GPU mode and height, queue height (0 = beside the board), and whether events have a column."""
+    """How the room is shared: GPU mode and height, queue height (0: beside the board), an events column, a curve below (0: none)."""
 
     mode: str
     beside: int
     gpus_high: int
     queue_high: int
     events: bool
+    watch_high: int = 0
 
 
 def lay_out(gpus: int, waiting: int, width: int, height: int) -> Plan:
@@ -44,7 +50,8 @@ def lay_out(gpus: int, waiting: int, width: int, height: int) -> Plan:
         high = min(gpus + 2, max(4, height * 6 // 10)) if gpus else 3
     wide = width >= 104
     queue_high = 0 if wide else min(max(3, waiting + 2), max(3, (height - high) * 4 // 10))
-    return Plan(mode, beside, high, queue_high, width >= 176)
+    spare = height - high - (LISTS_HIGH if wide else LISTS_HIGH + queue_high)
+    return Plan(mode, beside, high, queue_high, width >= 176, min(spare, WATCH_HIGH) if spare >= WATCH_LOW and gpus else 0)
 
 
 class Dashboard(Page):
@@ -67,11 +74,14 @@ class Dashboard(Page):
     Dashboard.-stacked #lists { layout: vertical; }
     Dashboard.-stacked #queue, Dashboard.-stacked #board { width: 100%; height: 1fr; margin-left: 0; }
     Dashboard.-events #events { display: block; }
+    Dashboard #watch { display: none; }
+    Dashboard.-watch #watch { display: block; }
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._plan: Plan | None = None
+        self._watched: object = None
 
     def body(self) -> Iterable[Widget]:
         """The four panes."""
@@ -82,6 +92,7 @@ class Dashboard(Page):
             Table(EVENTS, key="event", id="events", title="Events", empty="nothing happened yet"),
             id="lists",
         )
+        yield Lines(id="watch")
 
     def on_mount(self) -> None:
         """Keys go to the GPUs first."""
@@ -100,6 +111,8 @@ class Dashboard(Page):
             self.set_class(plan.events, "-events")
             queue.styles.height = plan.queue_high or None
             wall.set_mode(plan.mode, plan.beside)
+            self.set_class(plan.watch_high > 0, "-watch")
+            self.query_one("#watch").styles.height = plan.watch_high or 1
         if not snapshot.seen:
             wall.empty = "reading the lab …" if snapshot.problem is None else "the lab cannot be read; the line above says why"
         else:
@@ -107,8 +120,28 @@ class Dashboard(Page):
         wall.show_snapshot(snapshot)
         queue.show(snapshot.queue)
         self._show_board(board, snapshot)
+        self._show_watched(snapshot, wall)
         if plan.events:
             self.query_one("#events", Table).show(event_rows(snapshot.events, self.room.now()))
+
+    def _show_watched(self, snapshot: Snapshot, wall: GpuWall) -> None:
+        """The curve of the run on the GPU under the cursor, where the room is there for it."""
+        run = (wall.row() or {}).get("run") if self._plan and self._plan.watch_high else None
+        if run != self._watched:
+            if self._watched is not None:
+                self.room.source.unwatch(f"watch:{self._watched}")
+            self._watched = run
+            if run is not None:
+                self.room.source.watch(f"watch:{run}", RunLoader(str(run), log=False))
+        pane = self.query_one("#watch", Lines)
+        found = snapshot.views.get(f"watch:{run}")
+        if isinstance(found, RunView):
+            region = pane.scrollable_content_region
+            pane.caption(f"{run} · loss by share of the budget · {safe(found.run.get('hypothesis') or found.run.get('purpose'), 80)}")
+            pane.show(curve_lines(found, region.width, region.height))
+        elif pane.display:
+            pane.caption("Curve")
+            pane.show([Line(("no run on this GPU" if run is None else "reading the run …", "muted"))])
 
     def _show_board(self, board: Table, snapshot: Snapshot) -> None:
         found = snapshot.board or {}
@@ -116,6 +149,12 @@ class Dashboard(Page):
         board.show(found.get("rows") or [])
 
     # keys
+
+    def on_table_moved(self, event: Table.Moved) -> None:
+        """Watch the run of another GPU."""
+        super().on_table_moved(event)
+        if event.table.id == "gpus" and self.drawable:
+            self._show_watched(self.room.snapshot, self.query_one(GpuWall))
 
     def on_table_chosen(self, event: Table.Chosen) -> None:
         """Enter opens the run of the row."""

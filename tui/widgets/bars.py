@@ -107,6 +107,8 @@ def alerts(snapshot: Snapshot, now: float) -> list[Alert]:
         found.append(
             ("bad", "No daemon serves this lab: queued runs do not start. `overnight daemon start`, or the palette's Start the daemon.")
         )
+    elif state.daemon_note:
+        found.append(("bad", safe(state.daemon_note, 300)))
     if state.policy_pending:
         found.append(("warn", safe(state.policy_pending, 300)))
     if state.proposed:
