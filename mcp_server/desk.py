@@ -99,6 +99,7 @@ class Desk:
                 verbs.heard_from(lab, who)
             except OvernightError as exc:  # a full disk must not keep an agent from reading
                 log.warning("the call was not noted: %s", exc)
+            self.look_after_daemon(lab)
 
     def wake_daemon(self, lab: Lab) -> str | None:
         """Have a daemon started when none serves the lab, without waiting for it. None when one beats; else what to tell the caller."""
@@ -110,6 +111,12 @@ class Desk:
                 self._waking = threading.Thread(target=self._start_daemon, name="wake-daemon", daemon=True)
                 self._waking.start()
         return self._daemon_trouble or "The daemon is being started; what was submitted begins in a moment."
+
+    def look_after_daemon(self, lab: Lab) -> None:
+        """Start a daemon that died (killed, out of memory) again; one that a human stopped stays stopped until something is submitted."""
+        row = lab.store.daemon()
+        if row is not None and row.note != "stopped":
+            self.wake_daemon(lab)
 
     def _start_daemon(self) -> None:
         from runner.daemonctl import ensure_daemon  # costs its import only where a daemon is missing

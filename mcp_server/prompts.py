@@ -18,6 +18,11 @@ from runner.submitting import trainer_text
 PROMPT_NAMES = ("start_research", "plan_wave", "review_night")
 MOST = 100  # the protocol's limit for one completion answer
 
+ELSEWHERE = (
+    "The program below was written for one GPU and a terminal. In this lab, wherever it starts the script, use run_experiment or "
+    "submit_wave; wherever it reads the log or the result, use wait_for_results, get_run and read_log; wherever it keeps or resets a "
+    "commit or writes results.tsv, use decide. Do not start the training script yourself: the lab runs it on every GPU it has."
+)
 PLAN = """Plan the next wave for this lab. Goal: {goal}
 
 1. Read leaderboard and list_runs(limit=50): what was tried, what won, what the noise floor is. Read analyze_wave of the last
@@ -43,6 +48,8 @@ def add_prompts(server: MCPServer[Desk], desk: Desk) -> None:
     @server.prompt(title="Start the research", description="The lab's research program, and the first steps.")
     async def start_research(goal: Annotated[str, Field(description="What to improve. Default: the program's own goal.")] = "") -> str:
         text = await desk.with_lab(program_text)
+        if "wait_for_results" not in text:
+            text = f"{ELSEWHERE}\n\n{text}"
         goal_line = f"The goal today: {goal}\n\n" if goal else ""
         begin = "Begin now: call list_gpus and leaderboard, then follow the program. Do not stop to ask; a human may interrupt."
         return f"{goal_line}{text}\n\n{begin}"

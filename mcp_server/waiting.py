@@ -172,6 +172,7 @@ async def wait_for_results(
                 break
         if now >= progress_at:
             progress_at = now + PROGRESS_S
+            await desk.with_lab(desk.look_after_daemon)
             await call.progress(now - started, timeout_s, f"{fresh} new, {going(pending)}")
         await anyio.sleep(min(POLL_S, max(0.0, timeout_s - (now - started))))
     return lambda lab: report(lab, scope, runs, told)

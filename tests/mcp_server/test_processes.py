@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -101,6 +102,23 @@ def test_a_lab_that_cannot_be_used_is_one_sentence_and_an_exit_code(tmp_path: Pa
         [sys.executable, "-m", "mcp_server", "--lab", str(folder)], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 1 and done.stdout == "" and "Traceback" not in done.stderr and "chmod 700" in done.stderr
+
+
+async def test_a_daemon_killed_while_an_agent_waits_is_started_again_and_one_that_was_stopped_is_not(lab: Lab) -> None:
+    async with connected(command(lab)) as agent:
+        answer = await agent("run_experiment", budget_s=120)
+        deadline = time.monotonic() + 20
+        while not lab.store.count_runs("phase = 'running'") and time.monotonic() < deadline:
+            await agent("list_runs")
+        pid = daemon_pid(lab)
+        assert pid
+        os.kill(pid, signal.SIGKILL)
+        assert [row["outcome"] for row in await finished(agent, [answer["id"]])] == ["completed"]
+        assert daemon_pid(lab) not in (None, pid)
+        stop_daemon(lab)
+        await agent("wait_for_results", timeout_s=0)
+        await agent("list_runs")
+        assert daemon_pid(lab) is None, "what a human stopped is left alone by reads"
 
 
 NOISY = """

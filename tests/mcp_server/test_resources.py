@@ -54,6 +54,7 @@ async def test_the_trainers_own_program_goes_before_the_shipped_one(agent: Agent
     prompt = await agent.client.get_prompt("start_research", {"goal": "a smaller model"})
     content = prompt.messages[0].content
     assert isinstance(content, TextContent) and "# mine" in content.text and "a smaller model" in content.text
+    assert "wherever it starts the script, use run_experiment" in content.text, "a program that knows no tools is translated"
 
 
 async def test_prompts_are_listed_and_rendered(agent: Agent) -> None:
