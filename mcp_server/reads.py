@@ -11,6 +11,7 @@ from pydantic import Field
 from mcp_server.answers import BUDGET_CHARS, Answer, Output, Table, compact, rounded
 from mcp_server.calls import Call
 from runner import compare, queries
+from runner.board import trust_word
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.records import Run
@@ -177,7 +178,8 @@ def leaderboard(
         return f"after:{start + shown}" if start + shown < board["total"] else None
 
     short = ("val_bpb", "gain", "gain_se")
-    table = [[*(rounded(r[k], 6) if k in short else r[k] for k in keys), changed_words(r)] for r in rows]
+    words = [{**r, "trust": trust_word(r)} for r in rows]
+    table = [[*(rounded(r[k], 6) if k in short else r[k] for k in keys), changed_words(r)] for r in words]
     answer.tables["ranked"] = Table(columns, table, total=board["total"], cursor_at=cursor_at)
     if not start:
         if len(board["classes"]) > 1:

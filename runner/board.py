@@ -19,9 +19,10 @@ from runner.research.noise import WITHIN, Noise, gain, pooled
 from runner.text import finite
 
 RANKED = "outcome = 'completed' AND purpose != 'verify'"  # the condition of the index runs_rank, which holds all that ranking reads
+HELD = "held: "  # begins the reason (trust_why) of a claim that is not ranked until somebody settles it
 # NULL trust is credible: `IS` keeps such a row where `=` would drop it
-CREDIBLE = "trust IS NOT 'refuted' AND NOT (trust IS 'claimed' AND trust_why IS NOT NULL)"
-DETAILS = ("verdict", "trust", "hypothesis", "params_m", "num_steps", "wave_id", "promoted_from", "coalesce(cell, overrides)")
+CREDIBLE = f"trust IS NOT 'refuted' AND NOT coalesce(trust_why LIKE '{HELD}%', 0)"
+DETAILS = ("verdict", "trust", "hypothesis", "params_m", "num_steps", "wave_id", "promoted_from", "trust_why", "coalesce(cell, overrides)")
 
 
 @dataclass(slots=True)
@@ -36,10 +37,11 @@ class Group:
 
 
 def scopes(lab: Lab) -> list[Json]:
-    """Every (class, budget) with a result: {class, budget_s, runs, best}, most runs first."""
+    """Every (class, budget) with a result: {class, budget_s, runs, best}, most ranked runs first; claims that are held count for nothing."""
+    counted = f"CASE WHEN {CREDIBLE} THEN val_bpb END"
     rows = lab.store.tally(
-        "class_key, budget_s, count(val_bpb), min(val_bpb), max(seq)",
-        f"{RANKED} AND {CREDIBLE} GROUP BY class_key, budget_s HAVING count(val_bpb) ORDER BY 3 DESC, 5 DESC",
+        f"class_key, budget_s, count({counted}), min({counted}), max(seq)",
+        f"{RANKED} GROUP BY class_key, budget_s HAVING count(val_bpb) ORDER BY 3 DESC, 5 DESC",
     )
     return [{"class": c, "budget_s": b, "runs": n, "best": best} for c, b, n, best, _ in rows]
 
@@ -52,13 +54,23 @@ def scope_of(known: list[Json], class_key: str | None, budget_s: float | None) -
     return class_key, budget_s
 
 
+def is_held(trust_why: str | None) -> bool:
+    """Whether a claim is held: shown with its doubt, and not ranked until somebody settles it."""
+    return trust_why is not None and trust_why.startswith(HELD)
+
+
+def trust_word(row: Json) -> str:
+    """How far a ranked result is believed, in a word: its trust, or `doubtful` where something speaks against it."""
+    return "doubtful" if row["doubt"] else str(row["trust"] or "-")
+
+
 def unranked_reason(val_bpb: Any, trust: str | None, trust_why: str | None) -> str | None:
-    """Why a completed run is not ranked; None when it is. A claim with a reason beside it is held until it is verified."""
+    """Why a completed run is not ranked; None when it is."""
     if finite(val_bpb) is None:
         return "no finite val_bpb"
     if trust == Trust.REFUTED:
         return trust_why or "its claim was refuted"
-    return trust_why if trust == Trust.CLAIMED else None
+    return trust_why if is_held(trust_why) else None
 
 
 STAMP = (
@@ -140,7 +152,7 @@ def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | Non
     ladder = [
         {"budget_s": s["budget_s"], "id": _best_id(lab, class_key, s["budget_s"]), "val_bpb": s["best"]}
         for s in known
-        if s["class"] == class_key and s["budget_s"] != budget_s
+        if s["class"] == class_key and s["budget_s"] != budget_s and s["runs"]
     ]
     if groups:
         ladder.append({"budget_s": budget_s, "id": groups[0].ids[0], "val_bpb": groups[0].mean})
@@ -172,6 +184,7 @@ def _row(lab: Lab, rank: int, group: Group, baseline: Group | None, noise: Noise
         "badge": badge,
         "verdict": first["verdict"],
         "trust": first["trust"],
+        "doubt": first["trust_why"] if first["trust"] != Trust.VERIFIED else None,
         "hypothesis": first["hypothesis"],
         "changes": json.loads(first["coalesce(cell, overrides)"]),
         "promoted_from": first["promoted_from"],

@@ -25,6 +25,7 @@ from runner.errors import ERROR_CODES, BadValue, DaemonError, OvernightError
 from runner.lab import Lab, open_lab
 from runner.records import Request
 from runner.text import clean, one_line
+from runner.textfile import read_text
 
 WHO = "cli"
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object (FORMAT.md, section 5).")]
@@ -178,11 +179,9 @@ def split_values(text: str) -> list[str]:
 
 def read_script(path: Path) -> str:
     """The text of a script the user named. Raised: BadValue."""
+    if not path.name:
+        raise BadValue("The name of the script is empty.", next_step="Name the script to run, or leave it out to run the trainer's own.")
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, "The file")
     except FileNotFoundError:
         raise BadValue(f"There is no file {path}.", next_step="Name the script to run, or leave it out to run the trainer's own.") from None
-    except UnicodeDecodeError:
-        raise BadValue(f"{path} is not UTF-8 text.", next_step="Name a Python script.") from None
-    except OSError as error:
-        raise BadValue(f"{path} cannot be read: {error.strerror or error}.", next_step="Name a Python script you may read.") from None

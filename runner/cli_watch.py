@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from runner import queries, verbs
+from runner.board import trust_word
 from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answer
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
@@ -248,7 +249,7 @@ def print_leaderboard(lab: Lab, board: dict[str, Any]) -> None:
                 "-" if r["gain_se"] is None else f"{r['gain_se']:.6f}",
                 r["badge"],
                 r["verdict"],
-                r["trust"],
+                trust_word(r),
                 what_of(r),
             )
             for r in board["rows"]

@@ -20,7 +20,7 @@ def set_priority(lab: Lab, ids: Iterable[str], *, who: str, priority: float | No
     with lab.store.transaction():
         wanted = [submitting.known_run(lab, name) for name in asked.listed(ids)]
         for run in wanted:
-            if run.phase not in (Phase.QUEUED, Phase.PROPOSED):
+            if not run.waiting:
                 raise Refused(f"{run.id} is not waiting ({run.phase}); only waiting runs have a place in the queue.")
         if priority is not None:
             for run in wanted:
@@ -33,7 +33,7 @@ def set_priority(lab: Lab, ids: Iterable[str], *, who: str, priority: float | No
 
 def _reorder(lab: Lab, ids: list[str], move: str) -> None:
     """Change the order of the queue with as few new priorities as will do."""
-    queue = [r for r in lab.store.active_runs() if r.phase in (Phase.QUEUED, Phase.PROPOSED)]
+    queue = [r for r in lab.store.active_runs() if r.waiting]
     order = [r.id for r in queue]
     if move == "top":
         order = [i for i in order if i in ids] + [i for i in order if i not in ids]

@@ -103,7 +103,7 @@ def hosts_text(trainer: Trainer) -> str:
     if trainer.budget:
         lines.append(f"budget = {json.dumps(trainer.budget)}")
     else:
-        lines.append('# budget = "FILE:NAME"   # no time budget constant was found; runs end when the script does')
+        lines.append('budget = ""   # no time budget constant was found: a run ends when the script does; else "FILE:NAME"')
     if trainer.prepare:
         lines.append('data_command = ["{python}", "prepare.py"]')
     lines += [

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import time
 import uuid
@@ -16,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import LabError, PolicyError
-from runner.policy import Policy, default_policy, load_policy, loosened
+from runner.policy import Policy, default_policy, load_policy, loosened, policy_text
 from runner.store import Store
 
 HOSTS_FILE = "hosts.toml"
+# What may lie in a folder that is to become a lab again after its database was lost.
+LAB_NAMES = {".gitignore", "runs", "sources", "data", "policy.toml", "daemon.log", "runner.lock", "mcp.token", "tui.json"}
 
 
 def find_hosts_file(start: Path) -> Path | None:
@@ -130,9 +133,13 @@ class Lab:
         """
         source = self.hosts_file
         try:
-            text = source.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            return None
+            text = policy_text(source)
+        except PolicyError as error:
+            if not os.path.lexists(source):
+                return None
+            if not self.accepted_file.exists():
+                raise
+            return self._stays(error)
         if not self.accepted_file.exists():
             load_policy(source, text=text)
             self.accept(text)
@@ -143,13 +150,16 @@ class Lab:
         try:
             changes = loosened(self.policy(), load_policy(source, text=text))
         except PolicyError as error:
-            sentence = f"{error} The policy accepted before stays in force."
-            self._pending(sentence)
-            return sentence
+            return self._stays(error)
         if not changes:
             self.accept(text)
             return None
         sentence = f"{source} changed and waits for a human: {'; '.join(changes)}. Accept with `overnight policy accept`."
+        self._pending(sentence)
+        return sentence
+
+    def _stays(self, error: PolicyError) -> str:
+        sentence = f"{error} The policy accepted before stays in force."
         self._pending(sentence)
         return sentence
 
@@ -190,6 +200,10 @@ def open_lab(path: str | Path | None = None, *, create: bool = False, readonly: 
 
 def make_lab(folder: Path) -> None:
     """Create the folder of a lab, 0700, hidden from git; nothing happens when it is there."""
+    if folder.exists():
+        check_folder(folder)
+        if not (folder / "lab.db").exists() and any(p.name not in LAB_NAMES for p in folder.iterdir()):
+            raise LabError(f"{folder} holds other things and is no lab.", next_step="Name an empty or a new folder with --lab.")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("runs", "sources", "data"):
@@ -245,6 +259,11 @@ def write_private(path: Path, content: bytes, *, replace: bool = False) -> None:
         ) from error
 
 
+def _highest_run(runs_dir: Path) -> int:
+    """The highest run number a directory is left of: ids are never used again, also when the database was lost."""
+    return max((int(p.name[1:]) for p in runs_dir.iterdir() if re.fullmatch(r"r\d{4,}", p.name)), default=0)
+
+
 def _first_time(lab: Lab) -> None:
     """Facts a new lab is born with, and its first policy."""
     store = lab.store
@@ -253,6 +272,7 @@ def _first_time(lab: Lab) -> None:
         with store.transaction():
             if store.meta("lab_id") is None:
                 store.set_meta("lab_id", uuid.uuid4().hex[:12])
+                store.set_meta("run_seq", str(_highest_run(lab.runs_dir)))
                 store.set_meta("created_at", str(time.time()))
                 store.set_meta("hosts_file", str(hosts or lab.path.parent / HOSTS_FILE))
     db = lab.db_path

@@ -89,12 +89,21 @@ def _write(path: Path, text: str) -> None:
 
 
 def _write_budget(where: str, budget_s: float, dest: Path) -> None:
+    name, _, _ = where.partition(":")
+    _write(dest / name, budgeted(where, budget_s, dest))
+
+
+def budgeted(where: str, budget_s: float, folder: Path) -> str:
+    """The text of the file that holds the time budget, with the budget (seconds) written in; `where` is FILE:NAME.
+
+    Raised: PolicyError when hosts.toml names no such constant, BadValue when the budget does not fit its type.
+    """
     from runner.sources import constants, override  # sources offers materialise as its own: a cycle at import time
 
     name, _, constant = where.partition(":")
-    path = dest / name
+    path = folder / name
     place = f"hosts.toml: [trainer] budget = {where!r}"
-    if not constant or not (dest / name).resolve().is_relative_to(dest.resolve()):
+    if not constant or not path.resolve().is_relative_to(folder.resolve()):
         raise PolicyError(f"{place} is not FILE:NAME of a file in the trainer folder.",
                           next_step='For upstream it is "prepare.py:TIME_BUDGET".')
     try:
@@ -102,7 +111,7 @@ def _write_budget(where: str, budget_s: float, dest: Path) -> None:
         old = constants(text)[constant]
     except (OSError, KeyError, UnicodeDecodeError, BadValue):
         raise PolicyError(f"{place}: there is no constant {constant} in {name} of the trainer folder.",
-                          next_step="Name the file and the module-level constant that holds the time budget in seconds.") from None
+                          next_step='Name the file and constant that hold the time budget in seconds, or "" for none.') from None
     if isinstance(old, bool) or not isinstance(old, (int, float)):
         raise PolicyError(f"{place}: {constant} is {old!r}, not a number of seconds.",
                           next_step="Name the constant that holds the time budget.")
@@ -110,7 +119,6 @@ def _write_budget(where: str, budget_s: float, dest: Path) -> None:
         raise BadValue(f"{place}: {constant} is a whole number of seconds; {budget_s:g} is not.",
                        next_step="Ask for a whole number of seconds.")
     try:
-        text = override(text, {constant: budget_s})
+        return override(text, {constant: budget_s})
     except RequestError as e:               # bound twice, so an override would not reach it
         raise PolicyError(f"{place}: {e.message}", next_step=e.next_step) from None
-    _write(path, text)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from runner.lab import Lab
 from runner.records import Event, Run
+from runner.store import IN_QUEUE
 
 SPANS = 400  # SQLite's expressions may be 1000 deep
 NEWEST = 200  # names offered as nearest ones, and for completion
@@ -50,7 +51,7 @@ def newest_number(lab: Lab) -> int:
 
 def queued_ids(lab: Lab) -> list[str]:
     """Ids of the queued runs, in the order in which they start."""
-    return [str(i) for (i,) in lab.store.tally("id", "phase = 'queued' ORDER BY priority DESC, seq")]
+    return [str(i) for (i,) in lab.store.tally("id", f"{IN_QUEUE} ORDER BY priority DESC, seq")]
 
 
 def baseline_bpb(lab: Lab, class_key: str | None, budget_s: float) -> float | None:

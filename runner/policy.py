@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runner.errors import PolicyError, UnknownName
+from runner.errors import BadValue, PolicyError, UnknownName
+from runner.textfile import read_text
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -35,7 +36,7 @@ class TrainerPolicy:
     command: list[str] = field(default_factory=lambda: ["{python}", "train.py"])
     editable: list[str] = field(default_factory=lambda: ["train.py"])
     source: str = "train.py"
-    budget: str | None = "prepare.py:TIME_BUDGET"
+    budget: str | None = None
     data_command: list[str] | None = None
     metric: str = "val_bpb"
     lower_is_better: bool = True
@@ -123,12 +124,7 @@ def load_policy(path: Path, *, text: str | None = None, root: Path | None = None
     Raised: PolicyError with file, line, key and allowed values when anything in it cannot be used.
     """
     if text is None:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise PolicyError(f"{path} does not exist.", next_step="Write one with `overnight init`.") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise PolicyError(f"{path} cannot be read: {error}.", next_step="Check the file and its permissions.") from None
+        text = policy_text(path)
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -136,10 +132,30 @@ def load_policy(path: Path, *, text: str | None = None, root: Path | None = None
     return _Reader(path, text).policy(raw, root or path.parent)
 
 
+def policy_text(path: Path) -> str:
+    """The text of a hosts.toml. Raised: PolicyError when it cannot be read."""
+    try:
+        return read_text(path, "The policy")
+    except FileNotFoundError:
+        raise PolicyError(f"{path} does not exist.", next_step="Write one with `overnight init`.") from None
+    except BadValue as error:
+        raise PolicyError(error.message, next_step=error.next_step) from None
+
+
+def usual_budget(folder: Path) -> str | None:
+    """Where upstream and our trainer keep the time budget, when this folder does too; None: its runs end when the script does."""
+    try:
+        text = read_text(folder / "prepare.py", "The file")
+    except (FileNotFoundError, BadValue):
+        return None
+    return "prepare.py:TIME_BUDGET" if re.search(r"^TIME_BUDGET\s*(:[^=\n]+)?=", text, re.MULTILINE) else None
+
+
 def default_policy(root: Path) -> Policy:
     """The policy of a folder without hosts.toml: this machine, and the trainer in `trainer/` or here."""
     folder = root / "trainer" if (root / "trainer" / "train.py").is_file() else root
-    return Policy(TrainerPolicy(folder=folder.resolve()), Limits(), [HostPolicy("local")], {}, root / "hosts.toml")
+    trainer = TrainerPolicy(folder=folder.resolve(), budget=usual_budget(folder))
+    return Policy(trainer, Limits(), [HostPolicy("local")], {}, root / "hosts.toml")
 
 
 class _Reader:
@@ -238,6 +254,10 @@ class _Reader:
         values = self.read("trainer", table, TrainerPolicy, skip=("folder",))
         folder = self.typed("trainer", "folder", table.get("folder", "."), "str")
         values["folder"] = (root / folder).resolve()
+        if "budget" not in table:
+            values["budget"] = usual_budget(values["folder"])
+        elif not table["budget"]:
+            values["budget"] = None  # the script has no time budget: its runs end when it does
         trainer = TrainerPolicy(**values)
         for key in ("source", "program"):
             self.inside("trainer", key, getattr(trainer, key))

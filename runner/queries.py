@@ -17,6 +17,7 @@ from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.mfu import mfu_percent
 from runner.records import Flag, Gpu, GpuState, Json, Phase, Point, Run, Wave
+from runner.store import IN_QUEUE
 from runner.submitting import known_run
 from runner.text import bpb, clean
 
@@ -86,8 +87,8 @@ def run_objects(lab: Lab, runs: Iterable[Run]) -> list[Json]:
     for flag in lab.store.flags(runs[0].id if len(runs) == 1 else None):
         flags.setdefault(flag.subject, []).append(flag)
     places = (
-        {run_id: n for n, (run_id,) in enumerate(lab.store.tally("id", "phase = 'queued' ORDER BY priority DESC, seq"), 1)}
-        if any(r.phase == Phase.QUEUED for r in runs)
+        {run_id: n for n, (run_id,) in enumerate(lab.store.tally("id", f"{IN_QUEUE} ORDER BY priority DESC, seq"), 1)}
+        if any(r.waiting for r in runs)
         else {}
     )
     now = time.time()
@@ -203,10 +204,8 @@ def list_runs(
 
 
 def queue(lab: Lab) -> list[Run]:
-    """Runs that wait, in the order in which they start: proposed ones last."""
-    return sorted(
-        (r for r in lab.store.active_runs() if r.phase in (Phase.QUEUED, Phase.PROPOSED)), key=lambda r: r.phase == Phase.PROPOSED
-    )
+    """Runs that wait, in the order in which they start: standbys among them, proposed ones last."""
+    return sorted((r for r in lab.store.active_runs() if r.waiting), key=lambda r: r.phase == Phase.PROPOSED)
 
 
 def live_runs(lab: Lab) -> list[Run]:
@@ -225,7 +224,7 @@ def curve(lab: Lab, run_id: str, limit: int = 200) -> list[Point]:
 def wave_object(lab: Lab, wave: Wave) -> Json:
     """The wave object of FORMAT.md section 5."""
     rows = lab.store.tally(
-        "count(*), sum(phase IN ('queued', 'proposed')), sum(phase NOT IN ('queued', 'proposed', 'ended')), "
+        f"count(*), sum(phase = 'proposed' OR {IN_QUEUE}), sum(phase NOT IN ('proposed', 'ended') AND NOT ({IN_QUEUE})), "
         "sum(phase = 'ended'), sum(outcome = 'completed'), "
         "min(CASE WHEN outcome = 'completed' AND coalesce(trust, '') != 'refuted' THEN val_bpb END)",
         "wave_id = ?",
@@ -332,6 +331,7 @@ def lab_state(lab: Lab) -> LabState:
     store, limits, now = lab.store, lab.policy().limits, time.time()
     with store.reading():
         counts = store.tally("phase, outcome, count(*), sum(wall_s)", "1 GROUP BY phase, outcome")
+        standing_by = store.count_runs("phase = 'starting' AND stage = 'standby' AND phase != 'ended'")
         gpus, hosts, daemon = store.gpus(), store.hosts(), store.daemon()
         recent = store.count_runs("ended_at > ?", (now - 3600,))
         agent = store.tally("who, at", "who LIKE 'mcp:%' ORDER BY id DESC LIMIT 1", table="events")
@@ -368,8 +368,8 @@ def lab_state(lab: Lab) -> LabState:
         quarantined_gpus=sum(g.state == GpuState.QUARANTINED for g in gpus),
         hosts_down=[h.name for h in hosts if h.state in ("down", "unfit")],
         proposed=phases.get("proposed", 0),
-        queued=phases.get("queued", 0),
-        running=sum(phases.get(p, 0) for p in ("starting", "running", "finishing")),
+        queued=phases.get("queued", 0) + standing_by,
+        running=sum(phases.get(p, 0) for p in ("starting", "running", "finishing")) - standing_by,
         unreachable=phases.get("unreachable", 0),
         ended=phases.get("ended", 0),
         completed=completed,

@@ -192,8 +192,13 @@ class Run:
 
     @property
     def live(self) -> bool:
-        """Whether the run holds, or is about to hold, a slot."""
-        return self.phase in LIVE_PHASES
+        """Whether the run holds a slot, as far as is known; a standby only waits for one."""
+        return self.phase in LIVE_PHASES and not self.waiting
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the run waits for a slot: in the queue, for approval, or handed ahead to a busy GPU as its standby."""
+        return self.phase in (Phase.QUEUED, Phase.PROPOSED) or (self.phase == Phase.STARTING and self.stage == Stage.STANDBY)
 
     @property
     def ended(self) -> bool:

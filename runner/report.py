@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner import board
+from runner.board import trust_word
 from runner.errors import LabError
 from runner.lab import Lab
 from runner.plot import Bar, Dot, progress_svg, slots_svg
@@ -192,7 +193,7 @@ def _leaderboard(found: Json) -> str:
             f"{r['gain_se']:.6f}" if r["gain_se"] else "-",
             r["badge"],
             r["verdict"] or "",
-            r["trust"] or "",
+            trust_word(r),
             str(r["seed_n"]),
             what(r),
         ]

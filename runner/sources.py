@@ -21,18 +21,36 @@ from runner.materialise import materialise
 from runner.patching import apply_diff, diff
 
 __all__ = [
-    "apply_diff", "canonical", "changed_constants", "check", "constants", "diff", "effective_sha", "literal", "materialise", "override",
-    "seed_of", "seed_only", "sha",
+    "apply_diff",
+    "canonical",
+    "changed_constants",
+    "check",
+    "constants",
+    "diff",
+    "effective_sha",
+    "literal",
+    "materialise",
+    "override",
+    "seed_of",
+    "seed_only",
+    "sha",
 ]
 
 MAX_SOURCE_BYTES = 2 << 20
-MAX_INT_BITS = 256          # `10**10**10` must not hang the reader
+MAX_INT_BITS = 256  # `10**10**10` must not hang the reader
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*\Z")
 _SEED_NAME = re.compile(r"(?:[A-Z0-9]+_)*SEED\Z")
 _SEED_CALLS = frozenset({"manual_seed", "manual_seed_all", "seed", "seed_everything", "set_seed", "default_rng", "PRNGKey"})
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
 }
 
 
@@ -59,8 +77,10 @@ def sha(text: str) -> str:
 def parse(text: str, name: str = "source") -> ast.Module:
     """The syntax tree; raises BadValue that names the line when the text is not Python."""
     if len(text) > MAX_SOURCE_BYTES:
-        raise BadValue(f"{name} has {len(text):,} characters; a training script of more than {MAX_SOURCE_BYTES:,} is refused.",
-                       next_step="Submit the script itself, not data.")
+        raise BadValue(
+            f"{name} has {len(text):,} characters; a training script of more than {MAX_SOURCE_BYTES:,} is refused.",
+            next_step="Submit the script itself, not data.",
+        )
     try:
         text.encode("utf-8")
         with warnings.catch_warnings():
@@ -68,8 +88,9 @@ def parse(text: str, name: str = "source") -> ast.Module:
             return ast.parse(text)
     except SyntaxError as e:
         shown = f": {e.text.strip()[:120]!r}" if e.text else ""
-        raise BadValue(f"{name}, line {e.lineno}: {e.msg}{shown}.",
-                       next_step="Mend the syntax and submit again; nothing was queued.") from None
+        raise BadValue(
+            f"{name}, line {e.lineno}: {e.msg}{shown}.", next_step="Mend the syntax and submit again; nothing was queued."
+        ) from None
     except (ValueError, RecursionError, MemoryError) as e:
         raise BadValue(f"{name} is not a Python script: {e}.", next_step="Submit UTF-8 text without NUL bytes.") from None
 
@@ -80,11 +101,17 @@ def check(text: str, name: str) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            compile(tree, name, "exec")     # `return` outside a function and the like pass the parser
+            compile(tree, name, "exec")  # `return` outside a function and the like pass the parser
     except SyntaxError as e:
         raise BadValue(f"{name}, line {e.lineno}: {e.msg}.", next_step="Mend the syntax and submit again; nothing was queued.") from None
     except (ValueError, RecursionError, MemoryError) as e:
         raise BadValue(f"{name} cannot be compiled: {e}.", next_step="Mend the script and submit again.") from None
+
+
+def does_something(text: str) -> bool:
+    """Whether a script holds any statement beside docstrings and `pass`."""
+    idle = (ast.Pass, ast.Constant)
+    return any(not isinstance(node.value if isinstance(node, ast.Expr) else node, idle) for node in parse(text).body)
 
 
 def literal(node: ast.expr) -> Any:
@@ -172,11 +199,14 @@ def _bindings(tree: ast.Module, data: bytes) -> Iterator[_Binding]:
 
 def _other_bindings(tree: ast.Module) -> dict[str, int]:
     """Names bound where an override does not reach (a branch, a loop, a function with `global`, an expression), with the line."""
-    plain = {id(n.targets[0] if isinstance(n, ast.Assign) else n.target)
-             for n in tree.body if _literal_assignment(n) is not None and isinstance(n, (ast.Assign, ast.AnnAssign))}
+    plain = {
+        id(n.targets[0] if isinstance(n, ast.Assign) else n.target)
+        for n in tree.body
+        if _literal_assignment(n) is not None and isinstance(n, (ast.Assign, ast.AnnAssign))
+    }
     seen: dict[str, int] = {}
     own: list[ast.AST] = list(tree.body)
-    while own:                                  # module scope only: function bodies have names of their own
+    while own:  # module scope only: function bodies have names of their own
         node = own.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
             for inner in ast.walk(node):
@@ -213,8 +243,10 @@ def override(text: str, values: Mapping[str, Any]) -> str:
     splices: list[tuple[int, int, bytes]] = []
     for name, asked in values.items():
         if name in again:
-            raise BadValue(f"{name} is also assigned at line {again[name]}, where an override does not reach.",
-                           next_step="Edit the script itself and submit it as a source or a diff.")
+            raise BadValue(
+                f"{name} is also assigned at line {again[name]}, where an override does not reach.",
+                next_step="Edit the script itself and submit it as a source or a diff.",
+            )
         if name not in places:
             raise UnknownName("constant", str(name), places, where="the script")
         for b in places[name]:
@@ -268,7 +300,7 @@ def _evaluated(name: str, old: Any, text: str) -> Any:
     except (SyntaxError, ValueError, RecursionError, MemoryError, _NotLiteral):
         pass
     if old is None:
-        return text             # None takes a text as it is ("none", "cudnn"), and a number written as one
+        return text  # None takes a text as it is ("none", "cudnn"), and a number written as one
     raise _wrong_type(name, old, text)
 
 
@@ -323,9 +355,9 @@ def _canon_body(body: list[ast.stmt], with_seed: bool) -> Iterator[Any]:
     group: dict[str, Any] = {}
     for node in body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            continue                                            # docstrings and bare strings say nothing to the machine
+            continue  # docstrings and bare strings say nothing to the machine
         found = _literal_assignment(node)
-        if found is not None and found[0] not in group:         # literals side by side do not depend on each other: order is layout
+        if found is not None and found[0] not in group:  # literals side by side do not depend on each other: order is layout
             name, _, value = found
             hidden = not with_seed and _SEED_NAME.match(name) and not isinstance(value, str)
             group[name] = "seed" if hidden else (type(value).__name__, repr(value))
@@ -343,7 +375,7 @@ def canonical(text: str, *, with_seed: bool = True) -> str:
     try:
         shape = repr(_canon(parse(text), with_seed))
     except (BadValue, RecursionError):
-        return sha(text)            # not Python: only the very same text is the same
+        return sha(text)  # not Python: only the very same text is the same
     return hashlib.sha256(shape.encode("utf-8", "surrogatepass")).hexdigest()
 
 

@@ -24,6 +24,8 @@ from runner.errors import LabError
 from runner.records import DaemonRow, Event, Flag, Gpu, Host, Point, Request, Run, Sample, Wave
 
 Record = TypeVar("Record")
+# The SQL of Run.waiting without the proposed ones, in terms of the index of runs that have not ended.
+IN_QUEUE = "(phase = 'queued' OR (phase = 'starting' AND stage = 'standby')) AND phase != 'ended'"
 RUN_COLUMNS = frozenset(f.name for f in fields(Run))
 POINT_COLUMNS = tuple(f.name for f in fields(Point))
 SAMPLE_COLUMNS = tuple(f.name for f in fields(Sample))

@@ -17,8 +17,10 @@ from typing import Any
 from runner import patching, sources
 from runner.errors import BadValue, Duplicate, Refused, UnknownName
 from runner.lab import Lab
+from runner.materialise import budgeted
 from runner.policy import Limits, TrainerPolicy
 from runner.records import Json, Outcome, Phase, Purpose, Run, Submission, WaveRequest
+from runner.textfile import read_text
 
 MAX_SOURCE_BYTES = 2 << 20
 MAX_WAVE_RUNS = 512
@@ -54,13 +56,11 @@ def trainer_text(trainer: TrainerPolicy, name: str | None = None) -> str:
         names = ", ".join(sorted(set(allowed.values())))
         raise Refused(f"{wanted} is not a file that may be edited in {trainer.folder}.", next_step=f"Editable: {names}.")
     try:
-        return path.read_bytes().decode("utf-8")
+        return read_text(path, "The training script")
     except FileNotFoundError:
         raise BadValue(
             f"The training script {path} does not exist.", next_step="Point [trainer] folder in hosts.toml at your trainer."
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadValue(f"The training script {path} cannot be read: {error}.", next_step="Check the file.") from None
 
 
 def known_run(lab: Lab, run_id: str) -> Run:
@@ -102,6 +102,8 @@ def _finished(text: str, overrides: Json, base: Run | None, name: str) -> Prepar
     if "\x00" in text:
         raise BadValue("The source holds a NUL byte.", next_step="Send the script's text.")
     sources.check(text, name)
+    if not sources.does_something(text):
+        raise BadValue(f"{name} holds no statement.", next_step="Send a whole training script.")
     if overrides:
         text = sources.override(text, overrides)
         sources.check(text, name)
@@ -145,6 +147,18 @@ def checked_budget(limits: Limits, budget_s: float | None) -> float:
             next_step=f"Allowed: {limits.min_budget_s:g} to {limits.max_budget_s:g} s ([policy] min_budget_s, max_budget_s in hosts.toml).",
         )
     return float(budget_s)
+
+
+def check_trainer(lab: Lab, prepared: Prepared, budget_s: float) -> None:
+    """Refuse what every run would fail on: a budget that cannot be written where hosts.toml says it lives."""
+    trainer = lab.policy().trainer
+    if trainer.budget is None:
+        return
+    name, _, constant = trainer.budget.partition(":")
+    if name != trainer.source:
+        budgeted(trainer.budget, budget_s, trainer.folder)
+    elif constant not in prepared.constants:
+        raise BadValue(f"The script has no constant {constant}, where hosts.toml says the time budget lives.", next_step="Keep it.")
 
 
 def check_place(lab: Lab, gpu_type: str | None, host: str | None) -> list[str]:

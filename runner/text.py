@@ -20,6 +20,9 @@ _CONTROLS = re.compile(
 )
 
 
+ABSURD = 1e5  # no difference or bits per byte of this field is so large; more digits would only push a table apart
+
+
 def clean(text: str, *, keep_newlines: bool = True) -> str:
     """Text without escape sequences, control, bidi and invisible characters; a carriage return becomes a new line."""
     text = _CONTROLS.sub("", _ESCAPES.sub("", text)).replace("\r\n", "\n").replace("\r", "\n")
@@ -44,14 +47,18 @@ def finite(value: object) -> float | None:
 
 
 def bpb(value: float | None) -> str:
-    """val_bpb as upstream prints it, six decimals."""
-    return "-" if value is None else f"{value:.6f}"
+    """val_bpb as upstream prints it, six decimals; an absurd claim keeps to the width of a column."""
+    if value is None:
+        return "-"
+    return f"{value:.6f}" if abs(value) < ABSURD else f"{value:.2e}"
 
 
 def signed(value: float | None, digits: int = 6) -> str:
     """A difference with its sign; a value that rounds to nothing prints as 0, never as -0."""
     if value is None:
         return "-"
+    if abs(value) >= ABSURD:
+        return f"{value:+.2e}"
     text = f"{value:+.{digits}f}"
     return "0" if float(text) == 0 else text
 

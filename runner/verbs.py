@@ -7,6 +7,7 @@ sees the change and acts. `who` is "cli", "tui", "daemon" or "mcp:NAME".
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterable
@@ -65,13 +66,14 @@ def submit(lab: Lab, sub: Submission, *, who: str) -> Submitted:
     if isinstance(sub.seeds, bool) or not isinstance(sub.seeds, int) or not 1 <= sub.seeds <= submitting.MAX_SEEDS:
         raise BadValue(f"seeds is {sub.seeds!r}.", next_step=f"Allowed: 1 to {submitting.MAX_SEEDS}.")
     if sub.seeds > 1:
-        return _replayed(lab, sub.request_id, "submit", who, lambda: _submit_seeds(lab, sub, who))
-    return _replayed(lab, sub.request_id, "submit", who, lambda: _submit_one(lab, sub, who))
+        return _replayed(lab, sub.request_id, "submit", who, sub, lambda: _submit_seeds(lab, sub, who))
+    return _replayed(lab, sub.request_id, "submit", who, sub, lambda: _submit_one(lab, sub, who))
 
 
 def _submit_one(lab: Lab, sub: Submission, who: str) -> Submitted:
     prepared = submitting.prepare(lab, sub)
     budget_s = submitting.checked_budget(lab.policy().limits, sub.budget_s)
+    submitting.check_trainer(lab, prepared, budget_s)
     notes = submitting.check_place(lab, sub.gpu_type, sub.host)
     parent = submitting.known_run(lab, sub.parent).id if sub.parent else prepared.base_run
     submitting.check_limits(lab, who, 1, budget_s)
@@ -125,7 +127,7 @@ def submit_wave(lab: Lab, request: WaveRequest, *, who: str) -> Submitted:
 
     Cells that are in effect the same as another cell or as an earlier run are left out and named in the notes.
     """
-    return _replayed(lab, request.request_id, "submit_wave", who, lambda: _submit_wave(lab, request, who))
+    return _replayed(lab, request.request_id, "submit_wave", who, request, lambda: _submit_wave(lab, request, who))
 
 
 def _submit_wave(lab: Lab, request: WaveRequest, who: str) -> Submitted:
@@ -133,6 +135,7 @@ def _submit_wave(lab: Lab, request: WaveRequest, who: str) -> Submitted:
     budget_s = submitting.checked_budget(lab.policy().limits, request.budget_s)
     notes = submitting.check_place(lab, request.gpu_type, request.host)
     base = submitting.prepare(lab, Submission(source=request.source, path=request.path, base=request.base, overrides=request.overrides))
+    submitting.check_trainer(lab, base, budget_s)
     ready = []
     seen: dict[str, dict[str, Any]] = {}
     for cell in cells:
@@ -211,7 +214,7 @@ def requeue(lab: Lab, run_id: str, *, who: str, why: str | None = None, request_
             _state_notes(lab, who),
         )
 
-    return _replayed(lab, request_id, "requeue", who, again)
+    return _replayed(lab, request_id, "requeue", who, run_id, again)
 
 
 def repeat(lab: Lab, run_id: str, n: int = 1, *, who: str, why: str | None = None, request_id: str | None = None) -> Submitted:
@@ -227,7 +230,7 @@ def repeat(lab: Lab, run_id: str, n: int = 1, *, who: str, why: str | None = Non
         ids = [_copy(lab, run, who, Purpose.REPEAT, repeat_of=run.id, seed=seed, verb="repeat", why=why, checked=True) for seed in seeds]
         return Submitted(ids, None, _state_notes(lab, who))
 
-    return _replayed(lab, request_id, "repeat", who, again)
+    return _replayed(lab, request_id, "repeat", who, (run_id, n), again)
 
 
 def promote(
@@ -272,7 +275,7 @@ def promote(
         ]
         return Submitted(ids, None, notes + _state_notes(lab, who))
 
-    return _replayed(lab, request_id, "promote", who, again)
+    return _replayed(lab, request_id, "promote", who, (run_id, gpu_type, budget_s, seeds), again)
 
 
 def _copy(
@@ -292,6 +295,7 @@ def _copy(
     if seed is not None:
         prepared = submitting.with_seed(prepared, seed)
     budget_s = columns.pop("budget_s", run.budget_s)
+    submitting.check_trainer(lab, prepared, budget_s)
     if not checked:
         submitting.check_limits(lab, who, 1, budget_s)
     taken = {
@@ -332,13 +336,15 @@ def decide(lab: Lab, run_id: str, verdict: str, *, who: str, why: str | None, ov
         if not run.ended:
             raise Refused(f"{run.id} has not ended ({run.phase}); a verdict needs its outcome.", next_step="Wait for it, or cancel it.")
         if verdict == Verdict.KEEP:
-            _check_keep(lab, run, why, override)
+            _check_keep(lab, run, why, override, human=not who.startswith("mcp:"))
         lab.store.update_run(run.id, verdict=str(verdict), verdict_by=who, verdict_why=asked.words(why), verdict_at=time.time())
+        if verdict == Verdict.KEEP and board.is_held(run.trust_why):  # a human has settled it
+            lab.store.update_run(run.id, trust_why=f"accepted by hand: {str(run.trust_why).removeprefix(board.HELD)}")
         lab.store.event(who, "decide", run.id, asked.words(why), {"verdict": str(verdict), "override": override})
     return submitting.known_run(lab, run_id)
 
 
-def _check_keep(lab: Lab, run: Run, why: str | None, override: bool) -> None:
+def _check_keep(lab: Lab, run: Run, why: str | None, override: bool, human: bool) -> None:
     if run.outcome != Outcome.COMPLETED or run.val_bpb is None:
         raise Refused(
             f"{run.id} has no result to keep ({run.outcome}{': ' + run.cause if run.cause else ''}).",
@@ -347,6 +353,8 @@ def _check_keep(lab: Lab, run: Run, why: str | None, override: bool) -> None:
     doubt = board.standing(lab, run)
     if doubt is None:
         return
+    if board.is_held(run.trust_why) and not human:
+        raise Refused(f"{run.id} cannot be kept: {doubt}", next_step="Ask for a repeat or a verification; only a human may overrule this.")
     if run.trust == Trust.REFUTED or not override:
         raise Refused(f"{run.id} cannot be kept: {doubt}", next_step="Repeat it to learn more, or keep it with override and a reason.")
     if not (why or "").strip():
@@ -377,8 +385,9 @@ def heard_from(lab: Lab, who: str) -> None:
     lab.store.set_setting("last_agent_call", {"who": who, "at": time.time()})
 
 
-def _replayed(lab: Lab, request_id: str | None, verb: str, who: str, act: Callable[[], Submitted]) -> Submitted:
-    """Do `act` in one transaction, once for each request_id."""
+def _replayed(lab: Lab, request_id: str | None, verb: str, who: str, asked_for: object, act: Callable[[], Submitted]) -> Submitted:
+    """Do `act` in one transaction, once for each request_id; `asked_for` tells a repetition from another request with the same id."""
+    digest = hashlib.sha256(repr((verb, asked_for)).encode("utf-8", "replace")).hexdigest()
     if not WHO_FORM.fullmatch(who):
         raise BadValue(f"{who!r} is not a name for who asks.")
     if request_id is not None and not REQUEST_ID_FORM.fullmatch(request_id):
@@ -386,12 +395,16 @@ def _replayed(lab: Lab, request_id: str | None, verb: str, who: str, act: Callab
     with lab.store.transaction():
         earlier = lab.store.replay(request_id) if request_id else None
         if earlier is not None:
-            if earlier[0] != verb:
-                raise Refused(f"The request_id {request_id} was used for {earlier[0]}.", next_step="Use a new one for each request.")
-            return Submitted(**{**earlier[1], "replay": True})
+            known = dict(earlier[1])
+            if earlier[0] != verb or known.pop("digest", digest) != digest:
+                raise Refused(
+                    f"The request_id {request_id} was used for another request ({earlier[0]}: {', '.join(known['run_ids'][:3])}).",
+                    next_step="Use a new one for each request; the same one only to repeat a request whose answer was lost.",
+                )
+            return Submitted(**{**known, "replay": True})
         done = act()
         if request_id:
-            lab.store.remember(request_id, verb, {"run_ids": done.run_ids, "wave_id": done.wave_id, "notes": done.notes})
+            lab.store.remember(request_id, verb, {"run_ids": done.run_ids, "wave_id": done.wave_id, "notes": done.notes, "digest": digest})
         return done
 
 
@@ -403,6 +416,9 @@ def _approval(lab: Lab, who: str) -> str:
 
 def _state_notes(lab: Lab, who: str) -> list[str]:
     notes = []
+    pending = lab.store.meta("policy_pending")
+    if pending and not who.startswith("mcp:"):
+        notes.append(pending)
     if _approval(lab, who) == "asked":
         notes.append("A human approves submissions first; this one waits as proposed.")
     if lab.store.setting("queue_paused", False):

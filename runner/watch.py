@@ -281,7 +281,8 @@ class Watch:
                 for finding in health.detect(view):
                     self.lab.store.raise_flag(run.id, finding.kind, str(finding.severity), finding.evidence)
                 if run.trust_why:
-                    self.lab.store.raise_flag(run.id, "held", Severity.WARN, run.trust_why)
+                    kind = "held" if board.is_held(run.trust_why) else "doubtful"
+                    self.lab.store.raise_flag(run.id, kind, Severity.WARN, run.trust_why)
                 self._verify(run)
         if not runs and not self.settled_to:
             self.settled_to = now

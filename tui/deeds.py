@@ -90,7 +90,7 @@ class RunDeeds:
         facts = self.facts_of(run_id)
         where = f" on {safe(facts.get('host'), 30)} {safe(facts.get('gpu'), 30)}" if facts.get("host") else ""
         share = facts.get("share")
-        if facts.get("phase") in ("queued", "proposed"):
+        if facts.get("phase") in ("queued", "proposed") or facts.get("stage") == "standby":
             return f"{run_id} waits; it will not be started."
         if share is not None:
             budget = facts.get("budget_s")

@@ -49,7 +49,9 @@ def verdict(row: Row) -> Span:
 
 
 def trust(row: Row) -> Span:
-    """Whether the result was recomputed: ✓ verified, ✕ refuted, · claimed, ? cannot be."""
+    """Whether the result was recomputed: ✓ verified, ✕ refuted, · claimed, ? cannot be; ! something speaks against it."""
+    if row.get("doubt"):
+        return ("!", "bad")
     return TRUST.get(str(row.get("trust")), (" ", ""))
 
 

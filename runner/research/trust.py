@@ -1,8 +1,8 @@
 """How far a printed val_bpb is believed before anybody recomputes it.
 
 A claim made in an impossible time, that does not go with the run's own training loss, or that beats the best by an implausible margin is
-held where a verification can settle it: shown, and not ranked. Where nothing can verify, it is ranked as unverifiable with the doubt beside
-it. The daemon asks at a run's end.
+held where a verification can settle it: shown, and not ranked. Where nothing can verify, a claim that our own clock shows to be false is
+held for a human, and any other is ranked as unverifiable with the doubt beside it. The daemon asks at a run's end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from runner.research.noise import pooled
 
 MARGIN_SD = 6.0  # beyond the best by so many standard deviations of the noise
 MARGIN_SHARE = 0.20  # or, while no noise is known, by this share of the best
+LEAST_SHARE = 0.05  # a real step may be many standard deviations where noise is small: report 1's halved batch gained 4 % at once
 SHORT_SHARE = 0.5  # of the budget, as wall time
 RATIO_OFF = 0.25  # training loss over val_bpb is nearly one number in a class: bytes per token × ln 2
 ENOUGH = 3
@@ -39,10 +40,12 @@ def settled(lab: Lab, run: Run) -> dict[str, Any]:
     verifiable = verifier_of(lab.policy().trainer) is not None and run.engine != "fake"
     if run.val_bpb <= 0:
         return {"trust": Trust.REFUTED, "trust_why": f"no text takes {run.val_bpb:g} bits per byte"}
-    doubt = impossible(run) or _loss_disagrees(lab, run) or _too_good(lab, run)
+    false = impossible(run)
+    doubt = false or _loss_disagrees(lab, run) or _too_good(lab, run)
+    held = f"{board.HELD}{doubt}" if doubt else None
     if not verifiable:
-        return {"trust": Trust.UNVERIFIABLE, "trust_why": doubt}
-    return {"trust": Trust.CLAIMED, "trust_why": f"held: {doubt}" if doubt else None}
+        return {"trust": Trust.UNVERIFIABLE, "trust_why": held if false else doubt}
+    return {"trust": Trust.CLAIMED, "trust_why": held}
 
 
 def impossible(run: Run) -> str | None:
@@ -83,7 +86,7 @@ def _too_good(lab: Lab, run: Run) -> str | None:
     if not others or run.val_bpb is None:
         return None
     best, noise = others[0].mean, pooled(g.values for g in others)
-    margin = MARGIN_SD * noise.sd if noise.sd and noise.dof >= 2 else MARGIN_SHARE * best
+    margin = max(MARGIN_SD * noise.sd, LEAST_SHARE * best) if noise.sd and noise.dof >= 2 else MARGIN_SHARE * best
     if run.val_bpb >= best - margin:
         return None
     return f"it beats the best ({best:.6f}, {others[0].ids[0]}) by {best - run.val_bpb:.6f}, more than {margin:.6f}; verify it"

@@ -12,6 +12,7 @@ from runner import board, queries, verbs
 from runner.errors import Refused
 from runner.lab import Lab
 from runner.records import Submission
+from runner.text import bpb, signed
 from tests.runner.labs import finish, make_lab
 
 
@@ -80,7 +81,7 @@ def test_pooled_noise_is_the_textbook_one() -> None:
 def test_the_ladder_and_the_scopes_count_no_claim_that_is_not_ranked(lab: Lab) -> None:
     a, b, c = runs(lab, 3)
     finish(lab, a, 1.0, budget_s=60.0)
-    finish(lab, b, 0.1, budget_s=60.0, trust_why="too good to be true")
+    finish(lab, b, 0.1, budget_s=60.0, trust_why="held: too good to be true")
     finish(lab, c, 0.2, budget_s=60.0, trust="refuted")
     finish(lab, runs(lab, 1, 200)[0], 1.1)
     shown = queries.leaderboard(lab, budget_s=20.0)
@@ -123,3 +124,19 @@ def test_run_objects_have_exactly_the_documented_keys(lab: Lab) -> None:
     section = text[text.index("**Run object**") : text.index("| command | object |")]
     documented = {w for part in section.split("`")[1::2] for w in part.replace("(list of {kind, severity, evidence})", "").split()}
     assert set(queries.run_object(lab, lab.store.run(runs(lab, 1)[0]))) == documented  # type: ignore[arg-type]
+
+
+def test_a_standby_waits_and_is_counted_so(lab: Lab) -> None:
+    a, b, c = runs(lab, 3)
+    lab.store.update_run(a, phase="running", stage="training")
+    lab.store.update_run(b, phase="starting", stage="standby")
+    state = queries.lab_state(lab)
+    assert (state.running, state.queued) == (1, 2)
+    assert [r.id for r in queries.queue(lab)] == [b, c] and [r.id for r in queries.live_runs(lab)] == [a]
+    assert [o["queue_position"] for o in queries.run_objects(lab, queries.queue(lab))] == [1, 2]
+    verbs.set_priority(lab, [c], who="cli", move="top")
+    assert [r.id for r in queries.queue(lab)] == [c, b]
+
+
+def test_an_absurd_claim_keeps_to_its_column() -> None:
+    assert bpb(1e308) == "1.00e+308" and signed(-1e300) == "-1.00e+300"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from runner import verbs
 from runner.errors import LabError, PolicyError, Refused
 from runner.lab import find_lab, open_lab
 from runner.policy import load_policy, loosened
+from runner.records import Submission
 from runner.verbs import accept_policy
 from tests.runner.labs import make_lab
 
@@ -124,3 +127,67 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     path.write_text('[[host]]\nname = "a"\nenv = {TOKEN = "hunter2"}\n')
     host = load_policy(path).hosts[0]
     assert "hunter2" not in repr(host) + str(host.public()) and host.public()["env"] == ["TOKEN"]
+
+
+def test_a_folder_that_holds_other_things_never_becomes_a_lab(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    before = sorted(p.name for p in tmp_path.iterdir())
+    with pytest.raises(LabError, match="holds other things"):
+        open_lab(tmp_path, create=True)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(LabError, match="may be written by others"):
+        open_lab(shared, create=True)
+    assert {p.name for p in tmp_path.iterdir()} == {*before, "shared"} and list(shared.iterdir()) == []
+
+
+def test_run_ids_go_on_after_the_database_was_lost(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    (lab.runs_dir / "r0041").mkdir()
+    lab.close()
+    for name in ("lab.db", "lab.db-wal", "lab.db-shm"):
+        (lab.path / name).unlink(missing_ok=True)
+    again = open_lab(lab.path, create=True)
+    assert verbs.submit(again, Submission(), who="cli").run_ids == ["r0042"]
+    again.close()
+
+
+@pytest.mark.parametrize("content", ["[policy]\nbudget_s = 20\n".encode("utf-16"), b"\xff\xfe\x00"])
+def test_a_hosts_file_that_cannot_be_read_is_never_ignored(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "hosts.toml").write_bytes(content)
+    with pytest.raises(PolicyError, match=r"hosts\.toml is not UTF-8 text"):
+        open_lab(tmp_path / "lab", create=True)
+    (tmp_path / "b").mkdir()
+    lab = make_lab(tmp_path / "b")
+    lab.hosts_file.write_bytes(content)
+    assert "stays in force" in (lab.sync_policy() or "")
+    assert any("stays in force" in note for note in verbs.submit(lab, Submission(), who="cli").notes)
+    lab.close()
+
+
+def test_neither_a_fifo_nor_a_device_blocks_a_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "hosts.toml")
+    for path in (tmp_path / "hosts.toml", Path("/dev/zero"), tmp_path):
+        with pytest.raises(PolicyError, match="not a regular file"):
+            load_policy(path)
+
+
+def test_a_trainer_without_a_time_budget_runs_until_it_ends(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('x')\n")
+    path = tmp_path / "hosts.toml"
+    path.write_text("[trainer]\n")
+    assert load_policy(path).trainer.budget is None
+    (tmp_path / "prepare.py").write_text("TIME_BUDGET = 300\n")
+    assert load_policy(path).trainer.budget == "prepare.py:TIME_BUDGET"
+    path.write_text('[trainer]\nbudget = ""\n')
+    assert load_policy(path).trainer.budget is None
+
+
+def test_a_budget_that_cannot_be_written_refuses_the_submission(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    (lab.policy().trainer.folder / "prepare.py").write_text("TIME_BUDGET = '300'\n")
+    with pytest.raises(PolicyError, match="not a number of seconds"):
+        verbs.submit(lab, Submission(), who="cli")
+    assert lab.store.count_runs() == 0
+    lab.close()

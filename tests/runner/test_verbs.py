@@ -52,6 +52,8 @@ def test_an_override_is_written_into_the_source(lab: Lab) -> None:
         ({"overrides": {"DEPTH": "deep"}}, BadValue, "DEPTH"),
         ({"source": "def f(:\n"}, BadValue, "line 1"),
         ({"source": "x\x00"}, BadValue, "NUL"),
+        ({"source": ""}, BadValue, "no statement"),
+        ({"source": "# only words\n'''and a docstring'''\npass\n"}, BadValue, "no statement"),
         ({"budget_s": 0}, BadValue, "1 to 86400"),
         ({"budget_s": -1}, BadValue, "1 to 86400"),
         ({"budget_s": 1e9}, BadValue, "1 to 86400"),
@@ -77,7 +79,9 @@ def test_the_same_request_id_never_starts_a_second_run(lab: Lab) -> None:
     first = verbs.submit(lab, Submission(request_id="k1", overrides={"DEPTH": 4}), who="mcp:a")
     again = verbs.submit(lab, Submission(request_id="k1", overrides={"DEPTH": 4}), who="mcp:a")
     assert again.replay and again.run_ids == first.run_ids and lab.store.count_runs() == 1
-    with pytest.raises(Refused, match="was used for submit"):
+    with pytest.raises(Refused, match=f"another request .*{first.run_ids[0]}"):
+        verbs.submit(lab, Submission(request_id="k1", overrides={"DEPTH": 5}), who="mcp:a")
+    with pytest.raises(Refused, match="was used for another request"):
         verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [1]}, request_id="k1"), who="mcp:a")
 
 

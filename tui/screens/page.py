@@ -239,7 +239,7 @@ class Page(RunDeeds, Screen[None]):
         if action in ("requeue", "decide", "verify"):
             return "ended" in phases
         if action == "priority":
-            return bool(phases & {"queued", "proposed"})
+            return any(self.facts_of(i).get("queue_position") or self.facts_of(i).get("phase") == "proposed" for i in ids)
         if action in ("approve", "decline"):
             return "proposed" in phases
         return True

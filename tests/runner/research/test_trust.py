@@ -49,15 +49,16 @@ def test_upstream_cannot_be_verified_and_is_ranked_so(lab: Lab) -> None:
     (0.3, {"wall_s": 2.0, "training_s": None, "loss": None}, "ran for 2.0 s of a budget"),
     (0.9, {"wall_s": 3.0, "training_s": 300.1}, "claims 300.1 s of training and ran for 3.0 s"),
 ])
-def test_an_impossible_time_is_held_where_it_can_be_verified_and_told_where_not(lab: Lab, val: float, facts: Any, says: str) -> None:
+def test_an_impossible_time_is_held_until_it_is_verified_or_a_human_accepts_it(lab: Lab, val: float, facts: Any, says: str) -> None:
     upstream = ended(lab, 1, val, **facts)
     assert upstream.trust == "unverifiable"
     assert says in str(upstream.trust_why)
-    assert [r["id"] for r in queries.leaderboard(lab)["rows"]] == [upstream.id]
-    verbs.repeat(lab, upstream.id, 1, who="cli")
-    finish(lab, "r0002", val, trust="unverifiable")
-    with pytest.raises(Refused, match="doubtful"):
-        verbs.decide(lab, upstream.id, "keep", who="cli", why=None)
+    assert [u["id"] for u in queries.leaderboard(lab)["unranked"]] == [upstream.id]
+    with pytest.raises(Refused, match="only a human"):
+        verbs.decide(lab, upstream.id, "keep", who="mcp:agent", why="great", override=True)
+    verbs.decide(lab, upstream.id, "keep", who="cli", why="the clock was wrong", override=True)
+    accepted = queries.leaderboard(lab)["rows"]
+    assert [r["id"] for r in accepted] == [upstream.id] and says in accepted[0]["doubt"]
     with_verifier(lab)
     ours = ended(lab, 2, val, **facts)
     assert ours.trust == "claimed"
