@@ -66,6 +66,7 @@ def main() -> None:
             for other in sampler:
                 other.stop()
             read = offsets(lab) - before
+            seen = reactions(lab)
             behind = [(lab.run_dir(r.id) / "out.log").stat().st_size - r.log_offset for r in lab.store.runs("phase = 'running'")]
         finally:
             verbs.cancel(lab, ids, who="cli", force=True)
@@ -78,7 +79,22 @@ def main() -> None:
         print(
             f"  read            {read / own.wall_s / 1000:.0f} kB of log a second; at most {max(behind)} bytes of a log unread at the end"
         )
+        print(f"  client's write  acted on after p50 {1000 * seen[len(seen) // 2]:.0f} ms, p99 {1000 * seen[-1]:.0f} ms   (budget 100 ms)")
         lab.close()
+
+
+def reactions(lab: Lab, count: int = 100) -> list[float]:
+    """Seconds from a client's cancel of a waiting run to its end by the daemon, sorted: how soon a write is seen and acted on."""
+    found = []
+    for n in range(count):
+        wave = WaveRequest(factors={"TAG": [f"w{n}"]}, budget_s=3600, gpu_type="no such card")
+        (run_id,) = verbs.submit_wave(lab, wave, who="cli").run_ids
+        began = time.monotonic()
+        verbs.cancel(lab, [run_id], who="cli")
+        while not (run := lab.store.run(run_id)) or not run.ended:
+            time.sleep(0.002)
+        found.append(time.monotonic() - began)
+    return sorted(found)
 
 
 def offsets(lab: Lab) -> int:
