@@ -37,7 +37,7 @@ class Group:
 
 
 def scopes(lab: Lab) -> list[Json]:
-    """Every (class, budget) with a result: {class, budget_s, runs, best}, most ranked runs first; claims that are held count for nothing."""
+    """Every (class, budget) with a result: {class, budget_s, runs, best}, most ranked runs first; held claims count for nothing."""
     counted = f"CASE WHEN {CREDIBLE} THEN val_bpb END"
     rows = lab.store.tally(
         f"class_key, budget_s, count({counted}), min({counted}), max(seq)",

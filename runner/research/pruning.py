@@ -125,8 +125,9 @@ def _predict(known: Sequence[tuple[float, float]], x: float, rule: Mode) -> tupl
     sd = math.sqrt(left / (n - 2))
     if slope <= 0 or slope * math.sqrt(sxx) <= t_quantile(rule.certain, n - 2) * sd:
         return mean_y, None
-    half = t_quantile(rule.confidence, n - 2) * sd * math.sqrt(1 + 1 / n + (x - mean_x) ** 2 / sxx)
-    return mean_y + slope * (x - mean_x), half
+    away = (x - mean_x) / math.sqrt(sxx)
+    half = t_quantile(rule.confidence, n - 2) * sd * math.hypot(1, 1 / math.sqrt(n), away)
+    return mean_y + slope * (x - mean_x), half if math.isfinite(half) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,11 @@ def test_a_replay_counts_what_was_saved_and_lost() -> None:
     assert found.lost_good == 0
     assert replay("eager", many(200)).saved_s > found.saved_s
     assert replay("off", many(200)).pruned == 0
+
+
+@pytest.mark.parametrize("loss", [1e160, 1.7e308])
+def test_an_absurd_loss_is_no_overflow(loss: float) -> None:
+    judge("eager", 0.9, [loss] * len(GRID), many(12))
 
 
 @given(st.lists(st.tuples(st.one_of(st.none(), st.floats(0, 1)), st.one_of(st.none(), st.floats(allow_nan=True))), max_size=40))
