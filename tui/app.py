@@ -256,6 +256,10 @@ class ControlRoom(App[None]):
 
     # keys that work everywhere
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys that write are not offered on a screen that was opened for looking."""
+        return not (self.readonly and action in ("pause_queue", "approval"))
+
     def action_keys(self) -> None:
         """The page of keys."""
         name = self.screen.NAME if isinstance(self.screen, Page) else "here"

@@ -208,6 +208,8 @@ def fact_lines(view: RunView, width: int) -> list[Line]:
     out += _result(view)
     for name, text in _facts(run):
         out.append(Line((fit(name, 9), "muted"), (text, "")))
+    attributes = (run.get("attributes") or {}).items()
+    out += _paragraph("with", ", ".join(f"{safe(k, 30)} {safe(v, 40)}" for k, v in attributes if v is not None), width)
     out += _paragraph("why", run.get("hypothesis"), width)
     if run.get("verdict"):
         out += _paragraph("verdict", f"{run['verdict']}: {run.get('verdict_why') or 'no reason given'}", width)
@@ -245,8 +247,12 @@ def _facts(run: Json) -> list[tuple[str, str]]:
     done = number(100 * run["share"] if run.get("share") is not None else None)
     budget = f"{number(run.get('budget_s'))} s, {done} % done, {clock(run.get('remaining_s'))} left"
     times = f"trained {clock(run.get('training_s'))}, in all {clock(run.get('wall_s'))}"
-    size = f"{number(run.get('params_m'), 1)} M params, depth {number(run.get('depth'))}, "
-    size += f"{number(run.get('tokens_m'), 1)} M tokens, {number(run.get('num_steps'))} steps"
+    parts = [
+        f"{number(run.get('params_m'), 1)} M params" if run.get("params_m") is not None else "",
+        f"depth {run['depth']}" if run.get("depth") is not None else "",
+        f"{number(run.get('tokens_m'), 1)} M tokens" if run.get("tokens_m") is not None else "",
+        f"{number(run.get('num_steps'))} steps" if run.get("num_steps") is not None else "",
+    ]
     origin = [
         f"{k.replace('_', ' ')} {safe(run[k], 20)}" for k in ("parent", "wave", "retry_of", "repeat_of", "promoted_from") if run.get(k)
     ]
@@ -256,12 +262,11 @@ def _facts(run: Json) -> list[tuple[str, str]]:
         ("MFU", mfu),
         ("speed", f"{rate(run.get('tok_s'))} tokens/s" if run.get("tok_s") is not None else ""),
         ("memory", number(run.get("peak_vram_mb"), 0, " MB peak")),
-        ("size", size if run.get("params_m") is not None else ""),
+        ("size", ", ".join(p for p in parts if p)),
         ("seed", number(run.get("seed"))),
         ("by", safe(run.get("agent"), 60)),
         ("from", ", ".join(origin)),
         ("class", safe(run["class"], 120) if run.get("class") else ""),
-        ("with", ", ".join(f"{safe(k, 30)} {safe(v, 40)}" for k, v in (run.get("attributes") or {}).items())),
     ]
     return [(name, text) for name, text in rows if text and text != "-"]
 

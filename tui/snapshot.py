@@ -235,6 +235,8 @@ class Reader:
             value = gpu.get("mfu_percent")
             if value is None:
                 value = (gpu.get("sample") or {}).get("util_pct")
+            if gpu.get("state") == "lost":
+                value = None
             if not filling:
                 past.append(None)
             filling.append(value)

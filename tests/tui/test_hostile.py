@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.tui import scenes
+from tests.tui import rows, scenes
 from tests.tui.driving import opened, screen_text, until
 from tui.screens.run import RunPage
 from tui.screens.wave import WavePage
+from tui.widgets.gpus import GpuWall, card
 
 SIZES = [(60, 20), (80, 24), (200, 60)]
 
@@ -71,3 +72,15 @@ async def test_an_empty_lab_has_a_sentence_in_every_pane(tmp_path: Path) -> None
         for key in ("x", "R", "K", "P", "space", "enter", "e", "y", "c", "r", "H", "w"):
             await pilot.press(key)
         assert room.is_running
+
+
+async def test_figures_that_no_longer_move_do_not_look_alive(tmp_path: Path) -> None:
+    lab = scenes.host_down(tmp_path)
+    gpu = lab.store.gpus()[0]
+    lab.store.upsert_gpu(gpu.uuid, telemetry={**(gpu.telemetry or {}), "at": rows.NOW - 90})
+    async with opened(lab, size=(160, 50)) as (room, _):
+        wall = room.screen.query_one(GpuWall)
+        cards = {str(g["uuid"]): "\n".join(line.text for line in card(g, 40, False)) for g in wall.rows}
+        assert "no data for 1m" in cards[gpu.uuid] and "W" not in cards[gpu.uuid].replace("MFU", "")
+        lost = cards["GPU-beta-00"]
+        assert "its host is down" in lost and "no link" in lost and "51.3%" not in lost and "625" not in lost

@@ -289,7 +289,9 @@ async def test_readonly_offers_no_writing_key(lab: Lab) -> None:
     async with opened(lab, readonly=True) as (room, pilot):
         assert "read-only" in screen_text(room)
         before = lab.store.events(limit=1)[0].id
-        await pilot.press("x", "p", "m", "P", "t", "H")
+        await pilot.press("x", "p", "m", "P", "t")
+        assert "pause queue" not in screen_text(room)
+        await pilot.press("H")
         await until(lambda: "read-only" in room._message[0])
         assert not isinstance(room.screen, (Confirm, Form))
         assert lab.store.events(limit=1)[0].id == before

@@ -44,12 +44,18 @@ def label(gpu: Row) -> str:
 def mfu_text(gpu: Row) -> str:
     """MFU in percent; `?` when the card's peak is not known; suspect figures say so."""
     value = gpu.get("mfu_percent")
+    if gpu.get("state") == "lost" or (gpu.get("run_object") or {}).get("phase") == "unreachable":
+        return "-"
     if isinstance(value, (int, float)):
         return number(value, 1, "%") + ("!" if value > 100 else "")
     return "?" if gpu.get("tok_s") is not None and gpu.get("index") is not None else "-"
 
 
 def _sample(gpu: Row) -> Mapping[str, Any]:
+    """The newest sample, empty once it is old: a figure that no longer moves must not look alive."""
+    old_s = gpu.get("sample_age_s")
+    if gpu.get("state") == "lost" or (isinstance(old_s, (int, float)) and old_s > STALE_S):
+        return {}
     return gpu.get("sample") or {}
 
 
@@ -94,7 +100,7 @@ def stage_text(gpu: Row) -> Span:
     run = gpu.get("run_object") or {}
     if gpu.get("run"):
         if run.get("phase") == "unreachable":
-            return ("no contact", "warn")
+            return ("no link", "warn")
         return (STAGES.get(str(run.get("stage")), "") or safe(run.get("phase") or "run", 12), "")
     state = safe(gpu.get("state"), 12)
     return ("idle" if state == "free" else state, GPU_GLYPHS.get(str(gpu.get("state")), ("", ""))[1])
