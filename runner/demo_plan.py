@@ -34,10 +34,10 @@ class Plan:
 
 
 EDITS: list[tuple[str, dict[str, Any]]] = [
-    ("half the batch: twice the steps in the same time", {"TOTAL_BATCH_SIZE": 1024}),
+    ("one layer instead of two: more steps in the same time", {"DEPTH": 1, "ASPECT_RATIO": 128}),
+    ("one layer, and narrower too", {"DEPTH": 1, "ASPECT_RATIO": 96}),
     ("twice the layers at the same width", {"DEPTH": 4, "ASPECT_RATIO": 32}),
     ("twice the width", {"ASPECT_RATIO": 128}),
-    ("AdamW for the matrices instead of Muon", {"OPTIMIZER": "adamw"}),
 ]
 GPU_EDITS: list[tuple[str, dict[str, Any]]] = [
     ("four times the batch: a quarter of the steps", {"TOTAL_BATCH_SIZE": 2**19}),

@@ -72,6 +72,13 @@ sys.path.insert(0, work)
 import numpy as np, torch
 import train
 model = train.load_model(checkpoint, device)
+if device == "cpu":
+    try:
+        import ctypes
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-4, 0), libc.mallopt(-1, 1 << 30)  # keep freed memory: see device.keep_freed_memory
+    except (OSError, AttributeError):
+        pass
 reader, writer = os.fdopen(inbox, "rb"), os.fdopen(outbox, "wb")
 writer.write(b"ready"); writer.flush()
 with torch.no_grad():
@@ -80,7 +87,7 @@ with torch.no_grad():
         tokens = np.frombuffer(reader.read(4 * rows * length), dtype=np.int32).reshape(rows, length)
         logits = model(torch.from_numpy(tokens.astype(np.int64)).to(device)).float().cpu().contiguous().numpy()
         writer.write(struct.pack("<q", logits.ndim) + struct.pack(f"<{logits.ndim}q", *logits.shape))
-        writer.write(logits.tobytes()); writer.flush()
+        writer.write(memoryview(logits).cast("B")); writer.flush()
 """
 
 
@@ -91,6 +98,7 @@ class Model:
 
     def __init__(self, work: Path, device: str, vocab_size: int, deadline_s: float) -> None:
         self.vocab_size, self.timed_out = vocab_size, False
+        self._buffer = np.empty(0, dtype=np.float32)
         child_in, to_child = os.pipe()
         from_child, child_out = os.pipe()
         self._reader, self._writer = os.fdopen(from_child, "rb"), os.fdopen(to_child, "wb")
@@ -123,11 +131,12 @@ class Model:
         if shape != (rows, length, self.vocab_size):
             expected = (rows, length, self.vocab_size)
             raise Refuted(f"the model answered with an array of shape {shape} instead of {expected}, a logit for each token")
-        logits = np.frombuffer(self._receive(4 * rows * length * self.vocab_size), dtype=np.float32).reshape(shape)
+        logits = self._logits(shape)
+        chosen = np.take_along_axis(logits, targets[..., None].astype(np.int64), axis=-1)[..., 0].astype(np.float64)
         largest = logits.max(axis=-1, keepdims=True)
-        with np.errstate(invalid="ignore", over="ignore"):
-            total = np.log(np.exp(logits - largest).sum(axis=-1, dtype=np.float64)) + largest[..., 0]
-            nats = total - np.take_along_axis(logits, targets[..., None].astype(np.int64), axis=-1)[..., 0]
+        with np.errstate(invalid="ignore", over="ignore"):  # in place: 33 MB a batch would otherwise be copied three times
+            np.exp(np.subtract(logits, largest, out=logits), out=logits)
+            nats = np.log(logits.sum(axis=-1, dtype=np.float64)) + largest[..., 0] - chosen
         if not np.isfinite(nats).all():
             raise Refuted("the model answers with logits that are not finite")
         return nats
@@ -141,6 +150,15 @@ class Model:
             self._writer.close()
         self._reader.close()
         self._errors.close()
+
+    def _logits(self, shape: tuple[int, ...]) -> np.ndarray:
+        """The child's answer, in a buffer that the next answer overwrites."""
+        size = math.prod(shape)
+        if len(self._buffer) < size:
+            self._buffer = np.empty(size, dtype=np.float32)
+        if self._reader.readinto(memoryview(self._buffer[:size]).cast("B")) < 4 * size:
+            self._died()
+        return self._buffer[:size].reshape(shape)
 
     def _time_out(self) -> None:
         self.timed_out = True
