@@ -88,7 +88,8 @@ class Child:
 
 def batches(interval_s: float, limit_s: float) -> Iterator[List[Dict[str, Any]]]:
     """Batches of lines for ever, whatever the driver does; ends when stdin closes."""
-    child, known, stuck = Child(interval_s), {}, 0
+    child, stuck = Child(interval_s), 0
+    known: Dict[str, Any] = {}
     deadline = time.monotonic() + limit_s + 5  # the first answer may load the driver
     while True:
         ready, _, _ = select.select([child.out, 0], [], [], max(0.0, deadline - time.monotonic()))

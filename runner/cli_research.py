@@ -1,0 +1,176 @@
+"""Commands of the research itself: noise, pruning replay, results.tsv in and out.
+
+Statistics live in runner/research; here they are asked for and printed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from runner import queries, verbs
+from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table
+from runner.cli_runs import Wait, hand_over
+from runner.errors import BadValue
+from runner.lab import Lab
+from runner.records import Run
+from runner.research import noise as noise_floor
+from runner.research import pruning, results
+from runner.text import ago, bpb, percent
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this group."""
+    app.command()(noise)
+    pruning_app = typer.Typer(no_args_is_help=True, help="What pruning would have saved, and lost.")
+    pruning_app.callback()(pruning_group)
+    pruning_app.command("replay")(replay)
+    app.add_typer(pruning_app, name="pruning")
+    results_app = typer.Typer(no_args_is_help=True, help="results.tsv, in and out.")
+    results_app.command("export")(export)
+    results_app.command("import")(take_in)
+    app.add_typer(results_app, name="results")
+
+
+def floors(lab: Lab) -> list[dict[str, Any]]:
+    """The noise floor of every class and budget with a result, and the least gain that would be clear against its baseline."""
+    rows = []
+    for scope in queries.leaderboard(lab, limit=1)["classes"]:
+        board = queries.leaderboard(lab, class_key=scope["class"], budget_s=scope["budget_s"], limit=10_000)
+        base = next((r for r in board["rows"] if r["badge"] == "baseline"), None)
+        found = noise_floor.Noise(board["noise_sd"], board["noise_n"] or 0)
+        least = noise_floor.smallest_clear_gain(found, 1, base["seed_n"] if base else 1)
+        row = {"class": scope["class"], "budget_s": scope["budget_s"], "runs": scope["runs"], "noise_sd": found.sd, "noise_n": found.dof}
+        known = {"baseline": base["id"], "baseline_bpb": base["val_bpb"]} if base else {"baseline": None, "baseline_bpb": None}
+        rows.append(row | known | {"smallest_clear_gain": least})
+    return rows
+
+
+def noise(
+    context: typer.Context,
+    repeats: Annotated[
+        int | None, typer.Option("--repeats", "-n", min=1, max=64, metavar="N", help="Run the baseline N more times with other seeds.")
+    ] = None,
+    run_id: Annotated[str | None, typer.Option("--run", metavar="ID", help="Repeat this run instead of the baseline.")] = None,
+    wait: Wait = False,
+    json: JsonFlag = False,
+) -> None:
+    """The noise floor. How far repeats of one source lie apart, in each class."""
+    lab = lab_of(context)
+    found = floors(lab)
+    if repeats is not None or run_id is not None:
+        chosen = run_id or next((r["baseline"] for r in found if r["baseline"]), None)
+        if chosen is None:
+            raise BadValue(
+                "There is no baseline to repeat yet.", next_step="`overnight run --baseline --seeds 3` makes one and its noise floor."
+            )
+        hand_over(lab, verbs.repeat(lab, chosen, repeats or 1, who=WHO), wait=wait, json=json)
+        return
+    if json:
+        emit(lab, {"classes": found})
+        return
+    if not found:
+        say("No results yet.")
+        return
+    table(
+        ("class", "budget", "runs", "noise", "repeats", "clear from", "baseline", "val_bpb"),
+        [
+            (
+                r["class"],
+                ago(r["budget_s"]),
+                r["runs"],
+                six(r["noise_sd"]),
+                r["noise_n"] or "-",
+                six(r["smallest_clear_gain"]),
+                r["baseline"],
+                bpb(r["baseline_bpb"]),
+            )
+            for r in found
+        ],
+        right="runs noise repeats",
+    )
+    if any(r["noise_sd"] is None for r in found):
+        say("No noise floor where nothing was repeated: `overnight noise --repeats 3` repeats the baseline.")
+
+
+def six(value: float | None) -> str:
+    """A difference of val_bpb."""
+    return "-" if value is None else f"{value:.6f}"
+
+
+def pruning_group() -> None:
+    """What pruning would have saved, and lost."""
+
+
+def curves_of(lab: Lab, scope: dict[str, Any]) -> list[pruning.Curve]:
+    """The finished curves of one class and budget, in order of their ends."""
+    where = "outcome = 'completed' AND class_key IS ? AND budget_s = ? AND val_bpb IS NOT NULL"
+    runs: list[Run] = lab.store.runs(where, (scope["class"], scope["budget_s"]), order="ended_at")
+    return [
+        pruning.Curve(r.id, pruning.sampled(lab.store.points(r.id)), r.val_bpb, r.budget_s) for r in runs if r.purpose in pruning.PRUNABLE
+    ]
+
+
+def replay(context: typer.Context, json: JsonFlag = False) -> None:
+    """Judge finished runs again. How much each pruning mode would have saved, and which good runs it would have lost."""
+    lab = lab_of(context)
+    rows = []
+    for scope in queries.leaderboard(lab, limit=1)["classes"]:
+        curves = curves_of(lab, scope)
+        for mode in pruning.MODES:
+            told = pruning.replay(mode, curves)
+            row = {"class": scope["class"], "budget_s": scope["budget_s"], "mode": mode, "runs": len(curves), "pruned": told.pruned}
+            row |= {"saved_s": told.saved_s, "total_s": told.total_s, "wrong": told.wrong, "lost_good": told.lost_good}
+            rows.append(row | {"stops": [{"id": i, "share": s} for i, s in told.stops]})
+    if json:
+        emit(lab, {"replays": rows})
+        return
+    if not rows:
+        say("No finished curves yet.")
+        return
+    table(
+        ("class", "budget", "mode", "runs", "pruned", "saved", "of it all", "best lost", "good lost"),
+        [
+            (
+                r["class"],
+                ago(r["budget_s"]),
+                r["mode"],
+                r["runs"],
+                r["pruned"],
+                ago(r["saved_s"]),
+                percent(100 * r["saved_s"] / r["total_s"] if r["total_s"] else None),
+                r["wrong"],
+                r["lost_good"],
+            )
+            for r in rows
+        ],
+        right="runs pruned",
+    )
+
+
+def export(
+    context: typer.Context,
+    out: Annotated[Path | None, typer.Argument(metavar="FILE", help="Where to (default: stdout).")] = None,
+    layout: Annotated[str, typer.Option("--layout", metavar="upstream|skypilot", help="Which columns, in which order.")] = "upstream",
+) -> None:
+    """Write ended runs as results.tsv. Numbers are exact; crashes are written as upstream writes them."""
+    lab = lab_of(context)
+    text = results.export_results(lab, layout)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        out.write_text(text, encoding="utf-8")
+        say(f"{out} written: {text.count(chr(10)) - 1} runs.")
+
+
+def take_in(context: typer.Context, path: Annotated[Path, typer.Argument(metavar="FILE")], json: JsonFlag = False) -> None:
+    """Read a results.tsv into the lab. Its runs are a class of their own and never ranked beside measured ones."""
+    lab = lab_of(context, create=True)
+    added, known = results.import_results(lab, path, who=WHO)
+    if json:
+        emit(lab, {"added": added, "known": known})
+    else:
+        say(f"{added} runs imported from {path}{f', {known} were there already' if known else ''}.")

@@ -1,0 +1,50 @@
+"""The research commands: noise floor, replayed pruning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from runner import verbs
+from runner.lab import Lab
+from runner.records import Point, Submission
+from tests.runner.commands import overnight
+from tests.runner.labs import finish, make_lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path):
+    opened = make_lab(tmp_path)
+    yield opened
+    opened.close()
+
+
+def test_the_noise_floor_of_each_class_and_what_would_be_clear(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    assert overnight(capsys, "--lab", lab.path, "noise").code == 0
+    assert overnight(capsys, "--lab", lab.path, "noise", "--repeats", 3).code == 2
+    ids = verbs.submit(lab, Submission(seeds=3, purpose="baseline"), who="cli").run_ids
+    for run_id, value in zip(ids, (1.00, 1.02, 1.04), strict=True):
+        finish(lab, run_id, value)
+    (row,) = overnight(capsys, "--lab", lab.path, "noise", "--json").object["classes"]
+    assert row["noise_sd"] == pytest.approx(0.02) and row["noise_n"] == 2 and row["baseline"] == ids[0]
+    # two-sided 95 % of Student's t with 2 degrees of freedom is 4.303; one run against the mean of three
+    assert row["smallest_clear_gain"] == pytest.approx(4.303 * 0.02 * (1 + 1 / 3) ** 0.5, rel=1e-3)
+    assert "0.020000" in overnight(capsys, "--lab", lab.path, "noise").out
+
+
+def test_replayed_pruning_says_what_it_would_have_saved_and_lost(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    assert overnight(capsys, "--lab", lab.path, "pruning", "replay", "--json").object["replays"] == []
+    ids = [verbs.submit(lab, Submission(overrides={"DEPTH": n}), who="cli").run_ids[0] for n in range(11, 35)]
+    for n, run_id in enumerate(ids):
+        final = 1.0 + n % 12 / 20 + (1.0 if n > 20 else 0.0)
+        curve = [(s, s / 50, 2 * final + 2 * (1 - s / 50)) for s in range(51)]
+        points = [Point(step=s, t=None, share=share, loss=loss, tok_s=None, dt_ms=None, mfu=None) for s, share, loss in curve]
+        lab.store.add_points(run_id, points)
+        finish(lab, run_id, final, ended_at=1000.0 + n)
+    replays = {r["mode"]: r for r in overnight(capsys, "--lab", lab.path, "pruning", "replay", "--json").object["replays"]}
+    assert set(replays) == {"cautious", "eager"} and replays["eager"]["runs"] == 24
+    assert replays["eager"]["pruned"] >= replays["cautious"]["pruned"] >= 1 and replays["eager"]["wrong"] == 0
+    stopped = {s["id"] for s in replays["eager"]["stops"]}
+    assert set(ids[21:]) <= stopped and 0 < replays["eager"]["saved_s"] < replays["eager"]["total_s"] == 24 * 20
+    assert "eager" in overnight(capsys, "--lab", lab.path, "pruning", "replay").out
