@@ -144,13 +144,22 @@ async def refused(desk: Desk, code: str, message: str, next_step: str) -> CallTo
     return CallToolResult(content=[TextContent(type="text", text="\n".join(lines))], structured_content=structured, is_error=True)
 
 
+# Which tool shows the names that exist, by what was not found.
+WHERE_TO_LOOK = {
+    "run": "list_runs shows the runs there are.",
+    "wave": "list_runs shows the waves of runs.",
+    "constant": "get_run(id=..., show='source') shows a script with its constants.",
+    "host": "list_gpus shows the hosts.",
+}
+
+
 def own_error(exc: OvernightError) -> tuple[str, str, str]:
     """Code, message and next step of an error of ours, with the hint that only a caller of tools needs."""
     next_step = exc.next_step
     if isinstance(exc, Duplicate) and not next_step:
         next_step = f"Read get_run(id='{exc.run_id}'), or repeat it on purpose with decide(id='{exc.run_id}', action='repeat')."
     if isinstance(exc, UnknownName) and not next_step:
-        next_step = "list_runs shows the runs there are."
+        next_step = WHERE_TO_LOOK.get(exc.kind, "")
     return exc.code, exc.message, next_step
 
 

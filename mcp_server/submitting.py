@@ -10,7 +10,7 @@ from mcp_server.answers import Answer, Table
 from mcp_server.calls import Call
 from runner import news, queries, verbs
 from runner.lab import Lab
-from runner.records import GpuState, Phase, Submission, Submitted, WaveRequest
+from runner.records import GpuState, Phase, Run, Submission, Submitted, WaveRequest
 
 VALUE_SCHEMA = {
     "anyOf": [
@@ -175,18 +175,29 @@ def submitted(call: Call, done: Submitted) -> Answer:
 def outlook(lab: Lab, run_ids: list[str]) -> str:
     """What will happen to these runs, in a few words: when the first can start and what stands in the way."""
     waiting = news.queued_ids(lab)
-    mine = [i for i in run_ids if i in waiting]
+    mine = [run for i in run_ids if i in waiting and (run := lab.store.run(i)) is not None]
     if not mine:
         asked = [i for i in run_ids if (run := lab.store.run(i)) is not None and run.phase == Phase.PROPOSED]
         return "waits for a human to approve it" if asked else "already past the queue"
     if lab.store.setting("queue_paused", False):
         return "waits: a human has paused the queue"
-    place = waiting.index(mine[0]) + 1
-    gpus = queries.gpu_objects(lab)
-    idle = sum(gpu["state"] == GpuState.FREE for gpu in gpus)
-    if idle >= place:
+    first = mine[0]
+    known = queries.gpu_objects(lab)
+    gpus = [gpu for gpu in known if suits(first, gpu)]
+    if known and not gpus:
+        return f"waits: no GPU of this lab is a {first.gpu_type or 'GPU'}{f' on {first.want_host}' if first.want_host else ''}"
+    ahead = waiting.index(first.id)
+    idle = sum(gpu["state"] == GpuState.FREE for gpu in gpus) - ahead
+    if idle >= len(mine):
         return "starts at once: a GPU is idle"
+    if idle > 0:
+        return f"{idle} of {len(mine)} start at once, the others as GPUs become free"
     free = sorted(gpu["free_in_s"] for gpu in gpus if gpu["free_in_s"] is not None)
-    if len(free) >= place - idle:
-        return f"number {place} in the queue; a GPU for it is free in about {free[place - idle - 1]:.0f} s"
-    return f"number {place} in the queue"
+    if len(free) > -idle:
+        return f"number {ahead + 1} in the queue; a GPU for it is free in about {free[-idle]:.0f} s"
+    return f"number {ahead + 1} in the queue"
+
+
+def suits(run: Run, gpu: dict[str, Any]) -> bool:
+    """Whether a run's wishes for a GPU type and host allow this GPU."""
+    return (run.gpu_type or "").lower() in gpu["name"].lower() and run.want_host in (None, gpu["host"])

@@ -8,7 +8,7 @@ from typing import Any
 from runner import patching
 from runner.errors import BadValue, Refused
 from runner.lab import Lab
-from runner.records import Run
+from runner.records import Purpose, Run
 from runner.submitting import trainer_text
 
 
@@ -26,7 +26,7 @@ def changed_constants(lab: Lab, run: Run) -> dict[str, tuple[Any, Any]]:
     A run without a parent is compared with the first baseline of the lab.
     """
     other = relative(lab, run)
-    if other is None:
+    if other is None and run.purpose != Purpose.BASELINE:
         first = lab.store.runs("purpose = 'baseline' AND id != ?", (run.id,), limit=1)
         other = first[0] if first else None
     if other is None:

@@ -64,6 +64,7 @@ class UnknownName(RequestError):
             hint = f"Known: {', '.join(names)}." if 0 < len(names) <= FEW_NAMES else ""
         super().__init__(f"There is no {kind} {name!r}{' in ' + where if where else ''}.", next_step=hint)
         self.near = near
+        self.kind = kind
 
 
 class BadValue(RequestError):

@@ -467,3 +467,14 @@ async def test_two_agents_whose_runs_alternate_each_get_all_their_results(desk: 
         assert {r["id"] for r in rows_of(second, "results")} == {"r0002", "r0900"}
         third = await agent("wait_for_results", timeout_s=0, cursor=second["cursor"])
         assert third["new"] == 0 and third["pending"] == 448
+
+
+async def test_the_outlook_knows_which_gpus_a_run_may_take(agent: Agent, lab: Lab) -> None:
+    for n, name in enumerate(["NVIDIA H100", "NVIDIA H100", "NVIDIA H200"]):
+        lab.store.upsert_gpu(f"GPU-{n}", host="h", idx=n, name=name, state="free", since=0.0)
+    wave = await agent("submit_wave", factors={"DEPTH": [4, 5, 6]}, gpu_type="H100")
+    assert wave["outlook"] == "2 of 3 start at once, the others as GPUs become free"
+    nobody = await agent("run_experiment", overrides={"DEPTH": 3}, gpu_type="B200")
+    assert nobody["outlook"] == "waits: no GPU of this lab is a B200"
+    unknown = await agent.client.call_tool("run_experiment", {"overrides": {"QQQQ": 1}})
+    assert unknown.is_error and "Known: SEED, MATRIX_LR" in text_of(unknown)
