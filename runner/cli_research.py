@@ -1,12 +1,10 @@
-"""Commands of the research itself: noise, pruning replay, results.tsv in and out.
+"""Commands of the research itself: noise, pruning replay.
 
 Statistics live in runner/research; here they are asked for and printed.
 """
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +16,7 @@ from runner.errors import BadValue
 from runner.lab import Lab
 from runner.records import Run
 from runner.research import noise as noise_floor
-from runner.research import pruning, results
+from runner.research import pruning
 from runner.text import ago, bpb, percent
 
 
@@ -29,10 +27,6 @@ def register(app: typer.Typer) -> None:
     pruning_app.callback()(pruning_group)
     pruning_app.command("replay")(replay)
     app.add_typer(pruning_app, name="pruning")
-    results_app = typer.Typer(no_args_is_help=True, help="results.tsv, in and out.")
-    results_app.command("export")(export)
-    results_app.command("import")(take_in)
-    app.add_typer(results_app, name="results")
 
 
 def floors(lab: Lab) -> list[dict[str, Any]]:
@@ -149,28 +143,3 @@ def replay(context: typer.Context, json: JsonFlag = False) -> None:
         ],
         right="runs pruned",
     )
-
-
-def export(
-    context: typer.Context,
-    out: Annotated[Path | None, typer.Argument(metavar="FILE", help="Where to (default: stdout).")] = None,
-    layout: Annotated[str, typer.Option("--layout", metavar="upstream|skypilot", help="Which columns, in which order.")] = "upstream",
-) -> None:
-    """Write ended runs as results.tsv. Numbers are exact; crashes are written as upstream writes them."""
-    lab = lab_of(context)
-    text = results.export_results(lab, layout)
-    if out is None:
-        sys.stdout.write(text)
-    else:
-        out.write_text(text, encoding="utf-8")
-        say(f"{out} written: {text.count(chr(10)) - 1} runs.")
-
-
-def take_in(context: typer.Context, path: Annotated[Path, typer.Argument(metavar="FILE")], json: JsonFlag = False) -> None:
-    """Read a results.tsv into the lab. Its runs are a class of their own and never ranked beside measured ones."""
-    lab = lab_of(context, create=True)
-    added, known = results.import_results(lab, path, who=WHO)
-    if json:
-        emit(lab, {"added": added, "known": known})
-    else:
-        say(f"{added} runs imported from {path}{f', {known} were there already' if known else ''}.")

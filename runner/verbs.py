@@ -29,7 +29,6 @@ from runner.controls import (
 from runner.errors import BadValue, Refused, UnknownName
 from runner.lab import Lab
 from runner.records import Outcome, Purpose, Request, Run, Submission, Submitted, Trust, Verdict, WaveRequest
-from runner.research import lineage
 
 REQUEST_VERBS = ("hosts_check", "host_setup", "gpu_release", "verify", "fetch")
 WHO_FORM = re.compile(r"(cli|tui|daemon|mcp:.{1,64})")
@@ -342,10 +341,7 @@ def decide(lab: Lab, run_id: str, verdict: str, *, who: str, why: str | None, ov
         if verdict == Verdict.KEEP and board.is_held(run.trust_why):  # a human has settled it
             lab.store.update_run(run.id, trust_why=f"accepted by hand: {str(run.trust_why).removeprefix(board.HELD)}")
         lab.store.event(who, "decide", run.id, asked.words(why), {"verdict": str(verdict), "override": override})
-    kept = submitting.known_run(lab, run_id)
-    if verdict == Verdict.KEEP:
-        lineage.record(lab, kept, who)
-    return kept
+    return submitting.known_run(lab, run_id)
 
 
 def _check_keep(lab: Lab, run: Run, why: str | None, override: bool, human: bool) -> None:
