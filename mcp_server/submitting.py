@@ -122,9 +122,9 @@ def submit_wave(
     request_id: RequestId = None,
 ) -> Answer:
     """Queue many runs together: the full grid of factors, or a list of cells. Use it for most work: a factorial wave of 8 to 16 runs
-    tells main effects and interactions in the time of one run on as many GPUs. overrides apply to every cell. Cells that come out as
-    the same model are found before a GPU is spent and named. Then wait_for_results(wave=...), and analyze_wave for effects with error
-    bars."""
+    tells main effects and interactions in the time of one run on as many GPUs. overrides apply to every cell. Cells that are in effect
+    the same as another or as an earlier run are left out and named. Then wait_for_results(wave=...), and analyze_wave for effects with
+    error bars."""
     wish = WaveRequest(
         factors={k: list(v) for k, v in (factors or {}).items()},
         cells=[dict(c) for c in cells or []],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,9 +62,38 @@ def analyse_wave(lab: Lab, wave_id: str) -> Analysis:
     waiting = sum(r.outcome == UNRUN for r in results)
     if waiting:
         found.notes.insert(0, f"{waiting} of {len(results)} runs have not ended; this will change.")
+    found.notes += same_models(wave, lab.store.runs("wave_id = ?", (wave.id,)))
     if floor.sd is None and found.sd_from in ("-", "residual"):
         found.notes.append("No source was repeated in this class yet: ask for repeats of one run to know the noise.")
     return found
+
+
+def same_models(wave: Wave, runs: Sequence[Run]) -> list[str]:
+    """Sentences for levels of a factor that came out as one model, because sizes are rounded (ASPECT_RATIO 90 and 96 at head size 128).
+
+    A factor that never changes the model, such as a learning rate, says nothing here. Models are told apart by the config a run reports,
+    else by its parameter count.
+    """
+    notes = []
+    for name, levels in wave.factors.items():
+        models: dict[str, dict[str, str]] = {}  # the rest of the cell -> level -> model
+        for run in runs:
+            model = run.model_config if run.model_config is not None else run.params_m
+            if model is not None and run.cell and name in run.cell:
+                rest = key({k: v for k, v in run.cell.items() if k != name})
+                models.setdefault(rest, {})[key(run.cell[name])] = key(model)
+        if not any(len(set(by_level.values())) > 1 for by_level in models.values()):
+            continue
+        first_like: dict[str, list[Any]] = {}
+        for level in levels:
+            made = [[rest, by_level.get(key(level))] for rest, by_level in sorted(models.items())]
+            if any(model is not None for _, model in made):
+                first_like.setdefault(key(made), []).append(level)
+        for alike in first_like.values():
+            if len(alike) > 1:
+                values = ", ".join(str(level) for level in alike)
+                notes.append(f"{name} = {values} gave one and the same model, because sizes are rounded: their difference is noise.")
+    return notes
 
 
 def noise_floor(lab: Lab, class_key: str | None, budget_s: float | None) -> Noise:

@@ -59,3 +59,16 @@ def test_names_that_do_not_exist(lab: Lab) -> None:
     with pytest.raises(UnknownName) as caught:
         heat_map(lab, str(wave), "MATRIX_LRS", "DEPTH")
     assert "MATRIX_LR" in str(caught.value)
+
+
+def test_levels_that_came_out_as_one_model_are_named(lab: Lab) -> None:
+    factors = {"DEPTH": [6, 8, 10, 12], "MATRIX_LR": [0.02, 0.04]}
+    sent = verbs.submit_wave(lab, WaveRequest(factors=factors), who="cli")
+    width = {6: 512, 8: 640, 10: 640, 12: 768}
+    for n, run in enumerate(lab.store.runs("wave_id = ?", (sent.wave_id,))):
+        cell = run.cell or {}
+        finish(lab, run.id, 1.0 + n / 100, model_config={"n_embd": width[cell["DEPTH"]], "n_layer": 8})
+    notes = analyse_wave(lab, str(sent.wave_id)).notes
+    assert [n for n in notes if "same model" in n] == [
+        "DEPTH = 8, 10 gave one and the same model, because sizes are rounded: their difference is noise."
+    ]
