@@ -291,13 +291,14 @@ class Supervisor:
         facts = self.memory_facts(memory.ask(self.limits()) if self.baseline else {})
         clean = all(state["clean"] for state in facts.values()) and not self.status["unkillable"]
         self.locks.write_notes(boot_id=self.boot_id, released=time.monotonic(), clean=clean, run_id=self.spec["run_id"])
+        ended_at = time.time()  # before the lock goes: the next run on this GPU starts after it
         self.locks.release()
         self.locks = None
         exit_facts = self.tree.exit_facts()
         if self.reason is None and self.terminated and exit_facts["exit_signal"] == signal.SIGTERM:
             self.reason = "supervisor-terminated"  # a batch system signalled us and the run at once, and the run was faster
         self.publish(
-            phase="ended", reason=self.reason or ("exit" if exit_facts["exit_signal"] is None else "signal"), ended_at=time.time(),
+            phase="ended", reason=self.reason or ("exit" if exit_facts["exit_signal"] is None else "signal"), ended_at=ended_at,
             elapsed_s=round((self.left_at or time.monotonic()) - self.started, 3), gpu_memory=facts, max_rss_kib=self.tree.max_rss_kib,
             **exit_facts, **self.log.facts(),
         )  # fmt: skip
