@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mcp import StdioServerParameters
+from mcp import MCPError, StdioServerParameters
 
 from runner.daemonctl import daemon_pid, stop_daemon
 from runner.engines.surface import SCRIPT
@@ -64,20 +65,29 @@ async def test_stdio_starts_the_daemon_and_runs_come_back(lab: Lab, mode: str) -
     assert daemon_pid(lab), "the daemon outlives the client"
 
 
-async def test_a_server_killed_in_the_middle_loses_no_run(lab: Lab) -> None:
-    server = subprocess.Popen(
-        [sys.executable, "-I", "-m", "mcp_server", "--lab", str(lab.path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    server.kill()
-    server.wait()
-    for pipe in (server.stdin, server.stdout):
-        assert pipe is not None
-        pipe.close()
-    async with connected(command(lab)) as agent:
-        ids = [r["id"] for r in rows_of(await agent("submit_wave", factors={"DEPTH": [6, 8]}, budget_s=20), "runs")]
+def server_pid(lab: Lab) -> int:
+    """The server process that this test's client started."""
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            continue
+        if parent == os.getpid() and b"mcp_server" in words and str(lab.path).encode() in words:
+            return int(entry.name)
+    raise AssertionError("the server process is not there")
+
+
+async def test_a_server_killed_in_the_middle_of_a_wait_loses_no_run(lab: Lab) -> None:
+    ids: list[str] = []
+    with pytest.raises((MCPError, AssertionError, OSError)):
+        async with connected(command(lab)) as agent:
+            ids += [r["id"] for r in rows_of(await agent("submit_wave", factors={"DEPTH": [6, 8]}, budget_s=60), "runs")]
+            waiting = asyncio.create_task(agent("wait_for_results", ids=ids, timeout_s=50))
+            while not lab.store.count_runs("phase = 'running'"):
+                await asyncio.sleep(0.05)
+            os.kill(server_pid(lab), signal.SIGKILL)
+            await waiting
     async with connected(command(lab, "--agent", "second")) as agent:
         rows = await finished(agent, ids)
         assert [row["outcome"] for row in rows] == ["completed", "completed"]

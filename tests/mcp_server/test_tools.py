@@ -305,6 +305,10 @@ async def test_approval_mode_and_a_pause_are_told(agent: Agent, lab: Lab) -> Non
     told = await agent("wait_for_results", timeout_s=5)
     (row,) = rows_of(told, "results")
     assert row["outcome"] == "declined" and "too deep for tonight" in row["note"]
+    second = await agent("run_experiment", overrides={"DEPTH": 6})
+    verbs.approve(lab, [second["id"]], who="cli", why="go on")
+    told = await agent("get_run", id=second["id"])
+    assert (told["phase"], told["approval"], told["approval_why"]) == ("queued", "approved", "go on")
 
 
 async def test_budgets_are_enforced_and_said_in_words(tmp_path: Path, agent: Agent, lab: Lab) -> None:
