@@ -182,7 +182,7 @@ def card(gpu: Row, width: int, selected: bool) -> list[Line]:
         _progress(gpu, run, inner),
     ]
     out = [top.fitted(width)]
-    out += [Line(("│ ", edge)).extend(r.fitted(inner).spans).add(" │", edge) for r in rows]
+    out += [Line(("│ ", edge)).extend(r.fitted(inner).spans).add(" │", edge).measured(width) for r in rows]
     return [*out, Line(("╰" + "─" * (width - 2) + "╯", edge))]
 
 
@@ -245,7 +245,7 @@ class GpuWall(Table):
         line = Line()
         for at in range(first, min(first + self.beside, len(self.rows))):
             line.extend(self._card(at, wide)[index % CARD_HIGH].spans)
-        return line
+        return line.measured(wide * min(self.beside, len(self.rows) - first))
 
     def _card(self, at: int, width: int) -> list[Line]:
         row, selected = self.rows[at], at == self.cursor and self.has_focus

@@ -186,7 +186,7 @@ class Table(View):
         for i, (column, cells) in enumerate(self._layout[1]):
             text, style = column.cell(row)
             line.add((" " if i else "") + fit(text, cells, column.align), style)
-        return line
+        return line.measured(sum(cells + 1 for _, cells in self._layout[1]))
 
     def _header(self) -> Line:
         line = Line((" ", "muted"))

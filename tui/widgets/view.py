@@ -100,11 +100,18 @@ class View(ScrollView, can_focus=True):
         """Draw one row and remember it."""
         line = self._row_of(y)
         self._drawn[y] = line
-        base = self.rich_style
+        base = self._base()
         if line.style:
             base += self._style(line.style)
         segments = [Segment(text, base + self._style(style) if style else base) for text, style in line.spans]
         return Strip(segments, line.width).extend_cell_length(self.size.width, base)
+
+    def _base(self) -> Style:
+        """The pane's own style; working it out for every row costs more than drawing the row."""
+        found = self._styles_by_word.get("")
+        if found is None:
+            found = self._styles_by_word[""] = self.rich_style
+        return found
 
     def _style(self, word: str) -> Style:
         found = self._styles_by_word.get(word)
