@@ -19,7 +19,7 @@ from runner.health import Finding, LabView, View
 from runner.lab import Lab
 from runner.mfu import mfu_percent
 from runner.records import Gpu, GpuState, Json, Outcome, Purpose, Run, Severity
-from runner.research import classes, promotion, pruning, trust
+from runner.research import classes, lineage, promotion, pruning, trust
 from runner.research.noise import gain, pooled
 
 LOOK_EVERY_S = 5.0  # detectors; pruning is judged at every tick
@@ -293,6 +293,14 @@ class Watch:
         asked = why and self.lab.store.tally("count(*)", "verb = 'verify' AND args LIKE ?", (f'%"{run.id}"%',), table="requests")[0][0]
         if why and not asked:
             verbs.ask(self.lab, "verify", {"run": run.id, "why": why}, who="daemon")
+
+    def keep(self) -> None:
+        """Commit what was kept since the last look; called from a thread of its own, for git may take a while."""
+        try:
+            lineage.commit_kept(self.lab)
+            self.lab.store.clear_flag("lab", "lineage")
+        except OvernightError as error:
+            self.lab.store.raise_flag("lab", "lineage", Severity.INFO, str(error))
 
     def _promote(self) -> None:
         try:
