@@ -19,7 +19,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from runner import cli_faces, cli_lab, cli_policy, cli_research, cli_runs, cli_watch
+from runner import cli_faces, cli_lab, cli_policy, cli_research, cli_runs, cli_search, cli_watch
 from runner.cli_io import debug, print_error, version, wants_json
 from runner.errors import OvernightError
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="A terminal control room for autonomous training research. Without a command: the control room itself.",
 )
-for group in (cli_runs, cli_watch, cli_research, cli_lab, cli_policy, cli_faces):
+for group in (cli_runs, cli_watch, cli_research, cli_search, cli_lab, cli_policy, cli_faces):
     group.register(app)
 
 

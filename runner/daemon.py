@@ -27,6 +27,7 @@ from runner.engines.base import Engine, State
 from runner.errors import DaemonError, LabError, OvernightError, PolicyError
 from runner.lab import Lab, open_lab
 from runner.records import Outcome, Phase, Severity
+from runner.research import lineage
 from runner.roster import Roster, Track
 from runner.watch import Watch
 
@@ -37,6 +38,7 @@ POLL_S = {"local": 0.1, "fake": 0.1, "ssh": 0.5}
 IDLE_POLL_S = 0.5
 FLUSH_S = 1.0
 BEAT_S = 1.0
+KEEP_EVERY_S = 15.0  # kept runs become commits this often
 POLICY_S = 2.0
 THIN_S = 600.0
 TIDY_S = 20.0
@@ -57,6 +59,7 @@ class Daemon:
         self.dispatcher = dispatch.Dispatcher(self.roster, self.spawn)
         self.answers = requests.Desk(self.roster, self.spawn)
         self.runs_watch = Watch(lab)
+        self.kept_at = 0.0
         self.started_at = time.time()
         self.boot_id = _boot_id()
         self.followers: dict[str, asyncio.Task[None]] = {}
@@ -155,6 +158,9 @@ class Daemon:
             engine = self.roster.engines.get(track.run.host or "") if track is not None else None
             if track is not None and engine is not None and track.stop_asked is None:
                 await reconcile.ask_stop(self.roster, engine, track, stop.reason, stop.evidence)
+        if time.monotonic() - self.kept_at > KEEP_EVERY_S and lineage.pending(self.lab):
+            self.kept_at = time.monotonic()
+            await asyncio.to_thread(self.runs_watch.keep)
         if self.runs_watch.submitted:
             self.runs_watch.submitted = False
             self.roster.changed.set()

@@ -1,0 +1,165 @@
+"""Commands of the search: tune, two GPU types compared, results.tsv in and out.
+
+Each is a thin layer over runner.research; what is printed is also there as JSON.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from runner import submitting
+from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table
+from runner.daemonctl import ensure_daemon
+from runner.errors import BadValue, Refused
+from runner.research import promotion
+from runner.research.classes import gpu_of
+from runner.research.results import export_results, import_results
+from runner.research.tune import Plan, Tune
+from runner.text import bpb, percent, signed, significant, thousands
+from runner.textfile import read_text
+
+POLL_S = 0.5
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this group."""
+    for command in (tune, compare):
+        app.command()(command)
+    app.command(name="export")(export)
+    app.command(name="import")(import_)
+
+
+def compare(
+    context: typer.Context,
+    first: Annotated[str, typer.Argument(metavar="TYPE", help="A part of a GPU's name, such as H100.")],
+    second: Annotated[str, typer.Argument(metavar="TYPE", help="Another, such as H200.")],
+    budget: Annotated[float | None, typer.Option("--budget", metavar="S", help="Budget in seconds (default: the policy's).")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Two GPU types side by side: ranks and relative gains over the same baseline, and where they disagree about the order."""
+    lab = lab_of(context, readonly=True)
+    a, b = (promotion.class_of_type(lab, t) for t in (first, second))
+    for wish, found in ((first, a), (second, b)):
+        if found is None:
+            raise Refused(f"Nothing with a result ran on a GPU like {wish!r}.", next_step="`overnight leaderboard` names the classes.")
+    budget_s = budget or lab.policy().limits.budget_s
+    rows = promotion.across(lab, str(a), str(b), budget_s)
+    flips = promotion.flips(lab, str(a), str(b), budget_s)
+    if as_json:
+        emit(lab, {"classes": [a, b], "budget_s": budget_s, "rows": [vars_of(r) for r in rows], "flips": [vars_of(f) for f in flips]})
+        return
+    if rows:
+        left, right = gpu_of(str(a)), gpu_of(str(b))
+        table(
+            ("run", f"gain {left}", "rank", "run", f"gain {right}", "rank"),
+            [(r.run_a, percent(r.percent_a, 2), str(r.rank_a), r.run_b, percent(r.percent_b, 2), str(r.rank_b)) for r in rows],
+        )
+    else:
+        say("No baseline ran on both types at this budget: promote one (`overnight decide ID promote`) to compare gains.")
+    for f in flips[:20]:
+        kind = "Clear flip" if f.clear else "Flip within noise"
+        say(f"{kind}: {f.first} over {f.second} by {signed(f.gain_a)} there, {signed(f.gain_b)} here.")
+
+
+def vars_of(record: Any) -> dict[str, Any]:
+    """A slotted record as a plain object."""
+    return {name: getattr(record, name) for name in record.__slots__}
+
+
+def tune(
+    context: typer.Context,
+    budget: Annotated[float | None, typer.Option("--budget", metavar="S", help="Short budget of each run (default: the policy's).")] = None,
+    longer: Annotated[
+        list[float] | None, typer.Option("--longer", metavar="S", help="A longer budget for the winner; may be given again.")
+    ] = None,
+    waves: Annotated[int, typer.Option("--waves", min=1, max=20, help="Waves at the short budget.")] = 3,
+    size: Annotated[int, typer.Option("--size", min=4, max=64, help="Runs in a wave.")] = 8,
+    gpu: Annotated[str | None, typer.Option("--gpu", metavar="TYPE", help="A part of the GPU's name.")] = None,
+    optimizer: Annotated[str, typer.Option("--optimizer", help="waves, or optuna (the `tune` extra).")] = "waves",
+    restart: Annotated[bool, typer.Option("--restart", help="Forget an unfinished tune and begin anew.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Tune total batch and learning rate by ordinary runs, then try the winner at a longer budget. Goes on where it was stopped."""
+    lab = lab_of(context, create=True)
+    short = submitting.checked_budget(lab.policy().limits, budget)
+    plan = Plan(
+        short,
+        tuple(submitting.checked_budget(lab.policy().limits, s) for s in longer or [4 * short]),
+        waves,
+        size,
+        gpu_type=gpu,
+        optimizer=optimizer,
+    )
+    tuning = Tune(lab, plan, restart=restart)
+    while tuning.advance():
+        ensure_daemon(lab)
+        shown = 0
+        while pending := tuning.pending():
+            if not as_json and len(pending) != shown:
+                shown = len(pending)
+                say(f"{len(tuning.runs()) - shown} runs done, {shown} to go in this step.")
+            time.sleep(POLL_S)
+    rows = tuning.table()
+    if as_json:
+        emit(lab, {"rows": rows})
+        return
+    table(
+        ("budget", "total batch", "rate", "val_bpb", "gain", "", "MFU", "tokens M", "steps", "runs", "run"),
+        [
+            (
+                f"{r['budget_s']:g} s",
+                "script's own" if r["batch"] is None else thousands(r["batch"]),
+                f"x {r['rate']:g}",
+                bpb(r["val_bpb"]),
+                signed(r["gain"]),
+                r["badge"],
+                percent(r["mfu_percent"], 2),
+                significant(r["tokens_m"]),
+                thousands(r["num_steps"]),
+                str(r["runs"]),
+                r["id"],
+            )
+            for r in rows
+        ],
+    )
+
+
+def export(
+    context: typer.Context,
+    to: Annotated[Path | None, typer.Argument(metavar="FILE", help="Where to write it (default: print it).")] = None,
+    style: Annotated[str, typer.Option("--style", help="upstream or skypilot column order.")] = "upstream",
+) -> None:
+    """Write ended experiments as a results.tsv."""
+    text = export_results(lab_of(context, readonly=True), style)
+    if to is None:
+        print(text, end="")
+        return
+    try:
+        to.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadValue(f"{to} cannot be written: {error.strerror or error}.", next_step="Name another file.") from None
+    say(f"Wrote {text.count(chr(10)) - 1} rows to {to}.")
+
+
+def import_(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A results.tsv, in upstream's or SkyPilot's columns.")],
+    budget: Annotated[float | None, typer.Option("--budget", metavar="S", help="The budget these runs had.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Take the rows of a results.tsv in as history."""
+    lab = lab_of(context, create=True)
+    try:
+        text = read_text(file, "The results file")
+    except FileNotFoundError:
+        raise BadValue(f"There is no file {file}.", next_step="Name a results.tsv.") from None
+    sent = import_results(lab, text, who=WHO, budget_s=budget)
+    if as_json:
+        emit(lab, {"runs": sent.run_ids, "notes": sent.notes})
+        return
+    for note in sent.notes:
+        say(note)

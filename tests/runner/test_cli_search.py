@@ -1,0 +1,66 @@
+"""The research commands: what they print, their JSON, and one sentence for a bad wish."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner import cli, daemonctl, verbs
+from runner.lab import Lab
+from runner.records import Point, Submission
+from tests.runner.labs import finish, make_lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(daemonctl, "ensure_daemon", lambda lab: None)
+    monkeypatch.setattr("runner.cli_search.ensure_daemon", lambda lab: None)
+    opened = make_lab(tmp_path)
+    yield opened
+    opened.close()
+
+
+def run(lab: Lab, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    code = cli.main(["--lab", str(lab.path), *args])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def results(lab: Lab, gpu: str, values: list[float]) -> list[str]:
+    ids = []
+    for n, value in enumerate(values):
+        wish = Submission(overrides={"DEPTH": 8 + n} if n else {}, gpu_type=gpu, allow_duplicate=True)
+        run_id = verbs.submit(lab, wish, who="cli").run_ids[0]
+        lab.store.add_points(run_id, [Point(i, None, (i + 1) / 20, 3 * value + 1 - i / 20, None, None, None) for i in range(20)])
+        finish(lab, run_id, value, class_key=f"{gpu} · torch 2", gpu_name=gpu, purpose="baseline" if n == 0 else "experiment")
+        ids.append(run_id)
+    return ids
+
+
+def test_two_types_are_compared_by_rank_and_relative_gain(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    results(lab, "H100", [1.00, 0.97, 0.98])
+    results(lab, "H200", [0.99, 0.97, 0.96])
+    found = json.loads(run(lab, capsys, "compare", "H100", "H200", "--budget", "20", "--json")[1])
+    assert [(r["rank_a"], r["rank_b"]) for r in found["rows"]] == [(1, 2), (2, 1), (3, 3)]
+    assert found["rows"][0]["percent_a"] == pytest.approx(3.0)
+    assert [(f["first"], f["second"], f["clear"]) for f in found["flips"]] == [("r0002", "r0003", False)]
+    assert "Flip within noise" in run(lab, capsys, "compare", "H100", "H200", "--budget", "20")[1]
+    code, _, err = run(lab, capsys, "compare", "H100", "B200")
+    assert code == 2
+    assert "B200" in err
+
+
+def test_results_go_out_and_come_in(lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    results(lab, "H100", [1.0, 0.97])
+    file = tmp_path / "results.tsv"
+    assert run(lab, capsys, "export", str(file))[0] == 0
+    assert run(lab, capsys, "export", "--style", "skypilot")[1].startswith("experiment_id\tstatus\t")
+    sent = json.loads(run(lab, capsys, "import", str(file), "--json")[1])
+    assert len(sent["runs"]) == 2
+    for args in (("import", str(tmp_path / "none.tsv")), ("export", "--style", "excel"), ("import", str(tmp_path))):
+        code, _, err = run(lab, capsys, *args)
+        assert code == 2
+        assert err.count("\n") == 1
