@@ -328,13 +328,10 @@ def detect_lab(v: LabView) -> list[tuple[str, Finding]]:
     found: list[tuple[str, Finding]] = []
     idle = [(gpu, s) for gpu, s in v.idle if s > IDLE_S]
     if v.queued and idle and not v.paused and not v.blocked:
-        longest = max(s for _, s in idle)
-        said = f"{len(idle)} GPUs idle, for up to {ago(longest)}, while {v.queued} runs wait"
+        said = f"GPUs stand idle for {ago(IDLE_S)} or more while runs wait"
         found.append(("lab", Finding("idle_with_queue", Severity.WARN, said)))
     if not v.queued and idle and v.last_agent_call_s is not None and v.last_agent_call_s > AGENT_QUIET_S and not v.paused:
-        said = (
-            f"{len(idle)} GPUs idle and nothing queued; the agent's last call was {ago(v.last_agent_call_s)} ago: it may wait for an answer"
-        )
+        said = f"GPUs stand idle, nothing is queued, and no agent has called for {ago(AGENT_QUIET_S)} or more: it may wait for an answer"
         found.append(("lab", Finding("agent_quiet", Severity.WARN, said)))
     recent = v.gains[-FLAT_GAINS:]
     if len(recent) == FLAT_GAINS and all(badge == "within noise" or gain <= 0 for gain, badge in recent):

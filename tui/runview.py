@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner import patching, queries
+from runner import compare, patching, queries
 from runner.errors import LabError, UnknownName
 from runner.lab import Lab
 from runner.records import Event, Json, Point, Run, Sample
@@ -99,7 +99,8 @@ class RunLoader:
 
     def _diff(self, lab: Lab, other: Run | None, run: Run) -> str:
         if other is None:
-            return "there is no parent to compare with"
+            text, against = compare.diff_of(lab, run)
+            return text or f"the source is {against}"
         key = (other.source_sha, run.source_sha)
         if key not in self._diffs:
             try:

@@ -35,10 +35,11 @@ def choose_mode(count: int, width: int, height: int) -> tuple[str, int, int]:
     return ("rows", 1, min(count + 2, height))
 
 
-def label(gpu: Row) -> str:
-    """`host:index`, or the host alone for a CPU slot."""
+def label(gpu: Row, width: int = 24) -> str:
+    """`host:index`, or the host alone for a CPU slot; where room is short the host gives way, never the index."""
     index = gpu.get("index")
-    return safe(gpu.get("host"), 20) + ("" if index is None else f":{index}")
+    end = "" if index is None else f":{index}"
+    return crop(safe(gpu.get("host"), 20), width - len(end)) + end
 
 
 def mfu_text(gpu: Row) -> str:
@@ -130,7 +131,7 @@ def steady(values: list[float | None], width: int) -> str:
 
 
 COLUMNS = [
-    Column("gpu", "GPU", 9, lambda g: (label(g), "strong"), order=label),
+    Column("gpu", "GPU", 9, lambda g: (label(g, 9), "strong"), order=label),
     Column("name", "card", 12, lambda g: (short_gpu(g.get("name")), "muted"), drop=7, order=lambda g: str(g.get("name"))),
     Column(
         "run",
