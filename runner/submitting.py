@@ -20,6 +20,7 @@ from runner.lab import Lab
 from runner.materialise import budgeted
 from runner.policy import Limits, TrainerPolicy
 from runner.records import Json, Outcome, Phase, Purpose, Run, Submission, WaveRequest
+from runner.research import statics
 from runner.textfile import read_text
 
 MAX_SOURCE_BYTES = 2 << 20
@@ -93,10 +94,10 @@ def prepare(lab: Lab, sub: Submission) -> Prepared:
     name = sub.path or trainer.source
     if sub.diff is not None:
         text = patching.apply_diff(text, sub.diff)
-    return _finished(text, sub.overrides, base, name)
+    return _finished(text, sub.overrides, base, name, trainer)
 
 
-def _finished(text: str, overrides: Json, base: Run | None, name: str) -> Prepared:
+def _finished(text: str, overrides: Json, base: Run | None, name: str, trainer: TrainerPolicy) -> Prepared:
     if len(text.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
         raise BadValue(f"The source is larger than {MAX_SOURCE_BYTES >> 20} MiB.", next_step="Keep data out of the training script.")
     if "\x00" in text:
@@ -107,10 +108,13 @@ def _finished(text: str, overrides: Json, base: Run | None, name: str) -> Prepar
     if overrides:
         text = sources.override(text, overrides)
         sources.check(text, name)
+    mistake = statics.batch_mistake(text, trainer)
+    if mistake:
+        raise BadValue(f"{name}: {mistake}", next_step="Nothing was queued.")
     return Prepared(
         text=text,
         sha=sources.sha(text),
-        effective_sha=sources.effective_sha(text),
+        effective_sha=sources.effective_sha(statics.one_model(text)),
         constants=sources.constants(text),
         overrides=overrides,
         base_run=base.id if base else None,
@@ -293,7 +297,7 @@ def purpose_of(lab: Lab, prepared: Prepared, budget_s: float, asked: str) -> str
     if asked != Purpose.EXPERIMENT or prepared.base_run is not None:
         return asked
     try:
-        own = sources.effective_sha(trainer_text(lab.policy().trainer))
+        own = sources.effective_sha(statics.one_model(trainer_text(lab.policy().trainer)))
     except (BadValue, Refused):
         return asked
     if own != prepared.effective_sha:

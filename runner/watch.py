@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner import board, health, queries, sources, verbs
-from runner.errors import OvernightError, RequestError
+from runner import board, health, queries, verbs
+from runner.errors import OvernightError
 from runner.health import Finding, LabView, View
 from runner.lab import Lab
 from runner.mfu import mfu_percent
-from runner.records import Gpu, GpuState, Json, Outcome, Purpose, Run, Severity
-from runner.research import classes, lineage, promotion, pruning, trust
+from runner.records import Gpu, GpuState, Outcome, Purpose, Run, Severity
+from runner.research import classes, lineage, promotion, pruning, statics, trust
 from runner.research.noise import gain, pooled
 
 LOOK_EVERY_S = 5.0  # detectors; pruning is judged at every tick
@@ -173,20 +173,12 @@ class Watch:
 
     def _evaluated(self, run: Run) -> float | None:
         """The share of the evaluation tokens that whole device batches cover, for upstream's evaluation by steps."""
-        fixed = self._fixed_constants()
+        fixed = statics.fixed_constants(self.lab.policy().trainer)
         batch, length, tokens = run.constants.get("DEVICE_BATCH_SIZE"), fixed.get("MAX_SEQ_LEN"), fixed.get("EVAL_TOKENS")
         if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in (batch, length, tokens)):
             return None
         step = int(batch or 1) * int(length or 1)
         return (int(tokens or 1) // step) * step / int(tokens or 1)
-
-    def _fixed_constants(self) -> Json:
-        trainer = self.lab.policy().trainer
-        name = (trainer.budget or "prepare.py").partition(":")[0]
-        try:
-            return sources.constants((trainer.folder / name).read_bytes().decode())
-        except (OSError, UnicodeDecodeError, RequestError):
-            return {}
 
     def _lab_view(self, gpus: list[Gpu], now: float) -> LabView:
         state = queries.lab_state(self.lab)

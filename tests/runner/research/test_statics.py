@@ -1,0 +1,97 @@
+"""What is told before a slot is spent: batches that cannot divide, and six widths that are four models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner import verbs
+from runner.errors import BadValue, Duplicate
+from runner.lab import Lab
+from runner.records import Submission, WaveRequest
+from runner.research.statics import batch_mistake, one_model
+from runner.sources import constants
+from tests.runner.labs import make_lab
+
+UPSTREAM = """ASPECT_RATIO = 64       # model_dim = depth * ASPECT_RATIO
+HEAD_DIM = 128
+TOTAL_BATCH_SIZE = 2**19
+DEPTH = 8
+DEVICE_BATCH_SIZE = 128
+
+
+def build_model_config(depth):
+    base_dim = depth * ASPECT_RATIO
+    model_dim = ((base_dim + HEAD_DIM - 1) // HEAD_DIM) * HEAD_DIM
+    return model_dim
+
+
+tokens_per_fwdbwd = DEVICE_BATCH_SIZE * MAX_SEQ_LEN
+assert TOTAL_BATCH_SIZE % tokens_per_fwdbwd == 0
+print(build_model_config(DEPTH))
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Any:
+    opened = make_lab(tmp_path, script=UPSTREAM)
+    (opened.policy().trainer.folder / "prepare.py").write_text("MAX_SEQ_LEN = 2048\nTIME_BUDGET = 300\n")
+    yield opened
+    opened.close()
+
+
+def width(text: str) -> int:
+    scope: dict[str, Any] = {"MAX_SEQ_LEN": 2048}
+    exec(text, scope)
+    return int(scope["build_model_config"](scope["DEPTH"]))
+
+
+@pytest.mark.parametrize("depth", [3, 6, 8, 12])
+def test_the_least_ratio_gives_the_same_width(depth: int) -> None:
+    for ratio in range(16, 130):
+        text = UPSTREAM.replace("ASPECT_RATIO = 64", f"ASPECT_RATIO = {ratio}").replace("DEPTH = 8", f"DEPTH = {depth}")
+        least = one_model(text)
+        assert width(least) == width(text)
+        one_less = constants(least)["ASPECT_RATIO"] - 1
+        if one_less:
+            assert width(text.replace(f"ASPECT_RATIO = {ratio}", f"ASPECT_RATIO = {one_less}")) < width(text)
+
+
+def test_six_widths_are_four_models(lab: Lab) -> None:
+    sent = verbs.submit_wave(lab, WaveRequest(factors={"ASPECT_RATIO": [48, 64, 72, 80, 90, 96]}), who="cli")
+    assert len(sent.run_ids) == 4
+    assert sum("in effect the same" in note for note in sent.notes) == 2
+    with pytest.raises(Duplicate, match="in effect the same"):
+        verbs.submit(lab, Submission(overrides={"ASPECT_RATIO": 94}), who="cli")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        UPSTREAM.replace("((base_dim + HEAD_DIM - 1) // HEAD_DIM) * HEAD_DIM", "base_dim"),  # no rounding to see
+        UPSTREAM + "print(ASPECT_RATIO)\n",  # it matters elsewhere too
+        UPSTREAM.replace("DEPTH = 8", "DEPTH = None"),
+    ],
+)
+def test_without_evidence_nothing_is_equal(text: str) -> None:
+    assert one_model(text) == text
+
+
+def test_a_batch_that_cannot_divide_is_refused_with_what_would_fit(lab: Lab) -> None:
+    with pytest.raises(BadValue, match="DEVICE_BATCH_SIZE = 64 would fit") as caught:
+        verbs.submit(lab, Submission(overrides={"TOTAL_BATCH_SIZE": 2**17}), who="cli")
+    assert "Nothing was queued" in str(caught.value)
+    assert lab.store.count_runs() == 0
+    assert verbs.submit(lab, Submission(overrides={"TOTAL_BATCH_SIZE": 2**17, "DEVICE_BATCH_SIZE": 64}), who="cli").run_ids
+    with pytest.raises(BadValue, match="multiple of 2048"):
+        verbs.submit(lab, Submission(overrides={"TOTAL_BATCH_SIZE": 1000}), who="cli")
+
+
+def test_a_script_without_the_assert_is_left_to_run(lab: Lab) -> None:
+    trainer = lab.policy().trainer
+    assert batch_mistake(UPSTREAM.replace("2**19", "1000"), trainer)
+    assert batch_mistake(UPSTREAM.replace("2**19", "1000").replace("assert ", "print(").replace("== 0\n", "== 0)\n"), trainer) is None
+    (trainer.folder / "prepare.py").unlink()
+    assert batch_mistake(UPSTREAM.replace("2**19", "1000"), trainer) is None
