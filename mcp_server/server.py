@@ -9,6 +9,8 @@ server ends no run.
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -125,5 +127,10 @@ def main(
 
 def serve_stdio(server: MCPServer[Desk]) -> None:
     """Serve one client on stdin and stdout; a stray print from any library goes to stderr."""
+    # A thread sits in read(stdin) and would keep an interrupted process alive until the next line; nothing here needs closing.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    if sys.stdin.isatty():
+        said = "overnight mcp: serving an MCP client on stdin; `overnight connect claude` says how to connect one. Ctrl-C ends it.\n"
+        sys.stderr.write(said)
     sys.stdout.flush()
     anyio.run(server.run_stdio_async)

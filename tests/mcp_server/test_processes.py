@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -151,3 +152,22 @@ async def test_what_a_library_prints_while_serving_stays_out_of_the_protocol(lab
     async with connected(noisy) as agent:
         for _ in range(3):
             assert "GPUs idle" in (await agent("leaderboard"))["lab"]
+
+
+def test_by_hand_in_a_terminal_it_says_what_it_is_and_ends_with_an_interrupt(lab: Lab) -> None:
+    terminal, side = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mcp_server", "--lab", str(lab.path), "--no-daemon"],
+        stdin=side,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert "overnight connect" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.wait(30)
+    process.stderr.close()
+    os.close(terminal)
+    os.close(side)
+    assert process.returncode == 130
