@@ -21,6 +21,7 @@ from runner.store import IN_QUEUE
 from runner.submitting import known_run
 from runner.text import bpb, clean
 
+LEADER_S = 10.0  # what the daemon verifies or refutes moves the leader without a run ending
 DAEMON_STALE_S = 5.0  # the daemon beats every second
 BY_HAND_S = 900.0  # how long agents are reminded of what a human cancelled
 standing = board.standing
@@ -342,7 +343,7 @@ def lab_state(lab: Lab) -> LabState:
             (now - BY_HAND_S,),
             table="events",
         )
-        ranking = board.leaderboard(lab, limit=1)
+        ranking = _leader(lab, counts, now)
         started = store.setting("night_started_at")
         paused_agents = store.setting("paused_agents", [])
         touched = store.setting("last_agent_call")
@@ -392,6 +393,16 @@ def lab_state(lab: Lab) -> LabState:
         policy_pending=pending,
         cancelled_by_hand=[str(subject) for (subject,) in by_hand],
     )
+
+
+def _leader(lab: Lab, counts: list[tuple[Any, ...]], now: float) -> Json:
+    """The leaderboard's first row, ranked anew when a run ended or anybody did anything, and every ten seconds at the latest."""
+    stamp = ([row[:3] for row in counts], lab.store.tally("max(id)", table="events"))
+    kept = lab.memo.get(("leader",))
+    if kept is None or kept[0][0] != stamp or not 0 <= now - kept[0][1] < LEADER_S:
+        kept = lab.memo[("leader",)] = ((stamp, now), board.leaderboard(lab, limit=1))
+    found: Json = kept[1]
+    return found
 
 
 def lab_line(lab: Lab) -> str:
