@@ -126,7 +126,9 @@ class LabTool(Tool):
 
 
 def success(desk: Desk, lab: Lab, answer: Answer) -> CallToolResult:
-    """The answer in both forms, closed by the lab's line."""
+    """The answer in both forms, closed by the lab's line. Every answer sees to it that a daemon serves the lab."""
+    if (trouble := desk.wake_daemon(lab, asked=False)) and trouble not in answer.notes:
+        answer.notes.insert(0, trouble)
     text, structured = finish(answer, desk.lab_line(lab))
     return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=structured)
 

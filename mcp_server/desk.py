@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +17,7 @@ import anyio.to_thread
 
 from runner import queries, verbs
 from runner.errors import OvernightError
+from runner.keeper import Keeper
 from runner.lab import Lab, open_lab
 
 log = logging.getLogger("overnight.mcp")
@@ -36,12 +36,10 @@ class Desk:
         self.path = lab_path
         self.agent = agent
         self.start_daemon = start_daemon
+        self._keeper = Keeper(lab_path) if start_daemon else None
         self.watch: Lab = open_lab(lab_path, create=True)
         self._idle: queue.LifoQueue[Lab] = queue.LifoQueue()
         self._limiter: anyio.CapacityLimiter | None = None
-        self._daemon_lock = threading.Lock()
-        self._waking: threading.Thread | None = None
-        self._daemon_trouble: str | None = None
         self._heard_at = float("-inf")
         self._line: tuple[int | None, float, str] = (None, 0.0, "")
         self._closed = False
@@ -99,31 +97,11 @@ class Desk:
                 verbs.heard_from(lab, who)
             except OvernightError as exc:  # a full disk must not keep an agent from reading
                 log.warning("the call was not noted: %s", exc)
-            self.look_after_daemon(lab)
+            self.wake_daemon(lab, asked=False)
 
-    def wake_daemon(self, lab: Lab) -> str | None:
-        """Have a daemon started when none serves the lab, without waiting for it. None when one beats; else what to tell the caller."""
-        row = lab.store.daemon()
-        if not self.start_daemon or (row is not None and time.time() - row.beat_at < queries.DAEMON_STALE_S):
-            return None
-        with self._daemon_lock:
-            if self._waking is None or not self._waking.is_alive():
-                self._waking = threading.Thread(target=self._start_daemon, name="wake-daemon", daemon=True)
-                self._waking.start()
-        return self._daemon_trouble or "The daemon is being started; what was submitted begins in a moment."
+    def wake_daemon(self, lab: Lab, *, asked: bool = True) -> str | None:
+        """Have a daemon started when none holds the lab's lock, without waiting for it. None when one does; else what to tell the caller.
 
-    def look_after_daemon(self, lab: Lab) -> None:
-        """Start a daemon that died (killed, out of memory) again; one that a human stopped stays stopped until something is submitted."""
-        row = lab.store.daemon()
-        if row is not None and row.note != "stopped":
-            self.wake_daemon(lab)
-
-    def _start_daemon(self) -> None:
-        from runner.daemonctl import ensure_daemon  # costs its import only where a daemon is missing
-
-        try:
-            self.borrow(ensure_daemon)
-            self._daemon_trouble = None
-        except OvernightError as exc:
-            self._daemon_trouble = f"Runs wait in the queue: the daemon did not start. {exc}"
-            log.warning("the daemon did not start: %s", exc)
+        Not `asked` (an answer, a wait): at most one look a second, and a daemon that a human stopped stays stopped.
+        """
+        return self._keeper.look(lab, asked=asked) if self._keeper else None

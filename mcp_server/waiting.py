@@ -160,6 +160,7 @@ async def wait_for_results(
     progress_at, settle_until = started, None
     while True:
         now = time.monotonic()
+        desk.wake_daemon(desk.watch, asked=False)  # a wait must not outlive the daemon it waits for
         if (newest := desk.version()) != version:
             version, runs = newest, await desk.with_lab(lambda lab: scope.runs(lab, told))
         pending = [run for run in runs if not run.ended]
@@ -172,7 +173,6 @@ async def wait_for_results(
                 break
         if now >= progress_at:
             progress_at = now + PROGRESS_S
-            await desk.with_lab(desk.look_after_daemon)
             await call.progress(now - started, timeout_s, f"{fresh} new, {going(pending)}")
         await anyio.sleep(min(POLL_S, max(0.0, timeout_s - (now - started))))
     return lambda lab: report(lab, scope, runs, told)

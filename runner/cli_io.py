@@ -22,6 +22,7 @@ import typer
 from runner import sources, verbs
 from runner.daemonctl import ensure_daemon
 from runner.errors import ERROR_CODES, BadValue, DaemonError, OvernightError
+from runner.keeper import Keeper
 from runner.lab import Lab, open_lab
 from runner.records import Request
 from runner.text import clean, one_line
@@ -115,12 +116,13 @@ def wait_for_answer(lab: Lab, request_id: int, *, deadline_s: float = ANSWER_DEA
     Raised: the request's own error, or DaemonError when nothing answers.
     """
     ensure_daemon(lab)
-    shown = None
+    keeper, shown = Keeper(lab.path), None
     until = time.monotonic() + deadline_s
     while time.monotonic() < until:
         request: Request = verbs.answer(lab, request_id)
-        if request.progress and request.progress != shown:
-            shown = request.progress
+        told = keeper.look(lab) or request.progress
+        if told and told != shown:
+            shown = told
             note(shown)
         if request.state == "done":
             return request.result or {}

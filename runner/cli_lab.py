@@ -72,13 +72,14 @@ def daemon_status(context: typer.Context, json: JsonFlag = False) -> None:
 
 
 def print_status(lab: Lab, *, json: bool) -> bool:
-    """Print the daemon's state; returns whether it runs."""
+    """Print the daemon's state; returns whether it runs, which only its lock can tell."""
+    pid = daemonctl.daemon_pid(lab)
     row = daemonctl.daemon_status(lab)
     state = queries.lab_state(lab)
     now = time.time()
     found: dict[str, Any] = {
-        "running": row is not None,
-        "pid": row.pid if row else None,
+        "running": pid is not None,
+        "pid": pid or None,
         "started_at": row.started_at if row else None,
         "beat_age_s": now - row.beat_at if row else None,
         "version": row.version if row else None,
@@ -90,14 +91,17 @@ def print_status(lab: Lab, *, json: bool) -> bool:
     }
     if json:
         emit(lab, found)
+    elif pid is None:
+        unwatched = f" and {state.running} run on unwatched" if state.running else ""
+        say(f"No daemon runs for {lab.path}; {state.queued} runs wait{unwatched}. `overnight daemon start` starts it.")
     elif row is None:
-        say(f"No daemon runs for {lab.path}; {state.queued} runs wait. `overnight daemon start` starts it.")
+        say(f"The daemon (pid {pid or 'not said'}) holds {lab.path}/runner.lock and has written nothing to the lab yet.")
     else:
         say(f"The daemon runs (pid {row.pid}, up {ago(now - row.started_at)}, beat {ago(now - row.beat_at)} ago) for {lab.path}.")
         say(queries.lab_line(lab))
         if row.note:
             say(f"! {row.note}")
-    return row is not None
+    return pid is not None
 
 
 def daemon_run(context: typer.Context) -> None:

@@ -30,8 +30,9 @@ from runner.cli_io import (
 from runner.cli_watch import print_runs, run_line
 from runner.daemonctl import ensure_daemon
 from runner.errors import BadValue
+from runner.keeper import Keeper
 from runner.lab import Lab
-from runner.records import Outcome, Purpose, Run, Submission, Submitted, Trust, WaveRequest
+from runner.records import Outcome, Phase, Purpose, Run, Submission, Submitted, Trust, WaveRequest
 from runner.submitting import known_run
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Run ids, e.g. r0042.")]
@@ -211,12 +212,21 @@ def waited_for(lab: Lab, run_ids: list[str]) -> list[Run]:
 
 
 def wait_for_end(lab: Lab, run_ids: list[str]) -> list[Run]:
-    """Wait until all the runs have ended, however long that takes; on a terminal their progress is shown."""
-    shown = ""
+    """Wait until all the runs have ended, however long that takes, and keep a daemon at work for them.
+
+    Why nothing goes on is said on stderr; on a terminal the progress too.
+    """
+    keeper, shown, told = Keeper(lab.path), "", ""
     while True:
         runs = [known_run(lab, i) for i in run_ids]
         if all(r.ended for r in runs):
             return runs
+        waiting = next((r for r in runs if r.phase == Phase.QUEUED), None) if not any(r.live for r in runs) else None
+        why = keeper.look(lab) or (queries.why_waiting(lab, waiting) if waiting else None) or ""
+        if why != told:
+            told = why
+            if why:
+                note(f"waiting: {why}")
         line = (
             "; ".join(run_line(r) for r in runs if not r.ended and r.phase != "queued")[:200] or f"{sum(not r.ended for r in runs)} waiting"
         )

@@ -16,7 +16,7 @@ from runner.board import trust_word
 from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answer
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
-from runner.records import GpuState, Run
+from runner.records import GpuState, Phase, Run
 from runner.submitting import known_run
 from runner.text import ago, bpb, clean, one_line, percent, signed, significant, thousands
 
@@ -98,6 +98,9 @@ def runs(
         say(f"No runs in {lab.path}." if not page.total else "No such runs.")
         return
     print_runs(rows)
+    queued = next((r for r in page.rows if r.phase == Phase.QUEUED), None)
+    if queued is not None and (why := queries.why_waiting(lab, queued)):
+        say(f"waiting: {why}")
     if page.cursor:
         say(f"{len(rows)} of {page.total}; more with --cursor {page.cursor}")
 

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from runner import dispatch, finishing, follow, reconcile, requests, telemetry, upkeep
+from runner import daemonlock, dispatch, finishing, follow, reconcile, requests, telemetry, upkeep
 from runner.engines import make_engine
 from runner.engines.base import Engine, State
 from runner.errors import DaemonError, LabError, OvernightError, PolicyError
@@ -67,6 +67,7 @@ class Daemon:
     async def run(self) -> None:
         """Serve until told to stop; runs go on afterwards."""
         self.beat()
+        self.lab.store.set_setting("daemon_stopped", False)
         self.roster.load()
         upkeep.sweep_stages(self.roster)
         await self.sync_hosts()
@@ -185,7 +186,8 @@ class Daemon:
         try:
             await reconcile.observe(self.roster, engine, track, state)
         except OvernightError as error:
-            log.info("%s: %s", track.run.id, error)
+            if self.roster.notes.get(place) != str(error):  # ten times a second, and each time the same
+                log.info("%s: %s", track.run.id, error)
             self.roster.note(place, str(error))
         except Exception as error:  # bytes nobody foresaw must not stop the runs beside it
             if place not in self.roster.notes:
@@ -297,7 +299,7 @@ class Daemon:
 
 def hold_lock(lab_path: Path) -> int:
     """The lab's one daemon lock; the descriptor must stay open. Raised: DaemonError naming the pid that has it."""
-    path = lab_path / "runner.lock"
+    path = lab_path / daemonlock.LOCK
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
@@ -305,12 +307,14 @@ def hold_lock(lab_path: Path) -> int:
             f"The lock {path} cannot be opened: {error.strerror}.", next_step="It must be a plain file of yours; move away what is there."
         ) from error
     if not _flock(fd):
-        pid = os.pread(fd, 32, 0).decode(errors="replace").strip() or "?"
+        pid = daemonlock.daemon_pid(lab_path) or "not said"
         os.close(fd)
         raise DaemonError(
             f"A daemon serves {lab_path} already (pid {pid}).",
             next_step="See it with `overnight daemon status`, end it with `overnight daemon stop`.",
         )
+    with contextlib.suppress(OSError):
+        daemonlock.write_pid(fd, 0)  # whoever had it before is gone: nobody shall take its pid for ours
     return fd
 
 
@@ -329,8 +333,7 @@ def _flock(fd: int) -> bool:
 def sign_lock(fd: int) -> None:
     """Write our pid into the lock."""
     with contextlib.suppress(OSError):  # a full disk: the lock holds without its text
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        daemonlock.write_pid(fd, os.getpid())
 
 
 async def serve(lab: Lab) -> None:

@@ -6,7 +6,7 @@ own root), so a `runner.py` or `torch.py` in the folder somebody stands in is ne
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import os
 import signal
 import site
@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 import runner
-from runner.errors import DaemonError, LabError
+from runner import daemonlock
+from runner.errors import DaemonError, LabError, OvernightError
 from runner.lab import Lab
 from runner.records import DaemonRow
 
@@ -27,32 +28,14 @@ CODE = "import sys; sys.path[:0] = {roots!r}; from runner.daemon import main; sy
 
 def daemon_pid(lab: Lab) -> int | None:
     """The pid of the daemon that holds the lab's lock, None when none does, 0 when it has not said."""
-    return _holder(lab.path / "runner.lock")
-
-
-def _holder(path: Path) -> int | None:
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        text = os.pread(fd, 32, 0).decode(errors="replace").strip()
-        return int(text) if text.isdigit() else 0
-    else:
-        return None
-    finally:
-        os.close(fd)
+    return daemonlock.daemon_pid(lab.path)
 
 
 def daemon_status(lab: Lab) -> DaemonRow | None:
-    """The row of the daemon that serves the lab now, or None when none holds its lock."""
+    """The row of the daemon that serves the lab now; None when none holds its lock, or when it has written nothing yet."""
     pid = daemon_pid(lab)
-    row = lab.store.daemon()
-    if pid is None or row is None or (pid and row.pid != pid):
-        return None
-    return row
+    row = lab.store.daemon() if pid else None
+    return row if row is not None and row.pid == pid else None
 
 
 def ensure_daemon(lab: Lab) -> DaemonRow:
@@ -71,6 +54,12 @@ def ensure_daemon(lab: Lab) -> DaemonRow:
         if row is not None and row.beat_at >= began - 2.0:
             return row
         time.sleep(0.03)
+    pid = daemon_pid(lab)
+    if row is not None and pid == row.pid:
+        raise DaemonError(
+            f"The daemon of {lab.path} (pid {pid}) lives, but has written nothing to the lab for {time.time() - row.beat_at:.0f} s.",
+            next_step=f"Look at the free disk space and at {lab.path}/daemon.log.",
+        )
     last = _last_line(lab.path / "daemon.log")
     raise DaemonError(
         f"The daemon of {lab.path} did not come up{': ' + last if last else ''}.",
@@ -85,6 +74,8 @@ def stop_daemon(lab: Lab) -> bool:
         return False
     if not pid:
         raise DaemonError(f"{lab.path}/runner.lock is held, but does not say by whom.", next_step="See `fuser` on that file.")
+    with contextlib.suppress(OvernightError):  # a full disk: then clients that wait may start it again
+        lab.store.set_setting("daemon_stopped", True)
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_S
     while daemon_pid(lab) is not None:
@@ -116,7 +107,7 @@ def _spawn(lab_path: Path, deadline: float) -> bool:
         child = subprocess.Popen(
             daemon_command(lab_path), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, cwd=lab_path, start_new_session=True
         )
-        return child.wait(max(deadline - time.monotonic(), 0.1)) == 0 or _holder(lab_path / "runner.lock") is not None
+        return child.wait(max(deadline - time.monotonic(), 0.1)) == 0 or daemonlock.daemon_pid(lab_path) is not None
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()

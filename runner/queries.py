@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner import board
+from runner import board, daemonlock
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.mfu import mfu_percent
@@ -79,6 +79,7 @@ class LabState:
     last_agent_call_s: float | None
     policy_pending: str | None
     cancelled_by_hand: list[str]
+    daemon_silent_s: float | None = None  # a living daemon that writes nothing: a full disk, or a machine that hangs
 
 
 def run_objects(lab: Lab, runs: Iterable[Run]) -> list[Json]:
@@ -207,6 +208,23 @@ def list_runs(
 def queue(lab: Lab) -> list[Run]:
     """Runs that wait, in the order in which they start: standbys among them, proposed ones last."""
     return sorted((r for r in lab.store.active_runs() if r.waiting), key=lambda r: r.phase == Phase.PROPOSED)
+
+
+def why_waiting(lab: Lab, run: Run) -> str | None:
+    """Why a queued run cannot start for now, in words; None when a slot it may use is free or will become free by itself."""
+    if lab.store.setting("queue_paused", False):
+        return "the queue is paused (`overnight queue resume`)"
+    if run.agent in lab.store.setting("paused_agents", []):
+        return f"{run.agent} is paused (`overnight agents resume {run.agent}`)"
+    wanted = (run.gpu_type or "").lower()
+    slots = [g for g in lab.store.gpus() if wanted in g.name.lower() and run.want_host in (None, g.host)]
+    if any(g.state in (GpuState.FREE, GpuState.BUSY) for g in slots):
+        return None
+    if slots:
+        words = [f"{g.host}:{'cpu' if g.idx is None else g.idx} is {g.state}: {g.reason or 'no reason known'}" for g in slots[:3]]
+        return "; ".join(words) + (f" (and {len(slots) - 3} more)" if len(slots) > 3 else "")
+    down = [f"host {h.name} is {h.state}: {h.error or 'no reason known'}" for h in lab.store.hosts() if h.state in ("down", "unfit")]
+    return "; ".join(down[:3]) or "no GPU that it may use is known yet"
 
 
 def live_runs(lab: Lab) -> list[Run]:
@@ -359,10 +377,12 @@ def lab_state(lab: Lab) -> LabState:
     gpus = [g for g in gpus if g.host not in gone]
     used_h = used_s / 3600
     total = sum(phases.values())
+    pid = daemonlock.daemon_pid(lab.path)
+    silent_s = now - daemon.beat_at if pid and daemon and daemon.pid == pid else None
     last = (touched["who"], touched["at"]) if touched else (agent[0] if agent else None)
     return LabState(
         path=str(lab.path),
-        daemon_alive=bool(daemon and now - daemon.beat_at < DAEMON_STALE_S),
+        daemon_alive=pid is not None,
         daemon_note=daemon.note if daemon else None,
         total_gpus=len(gpus),
         idle_gpus=sum(g.state == GpuState.FREE for g in gpus),
@@ -392,6 +412,7 @@ def lab_state(lab: Lab) -> LabState:
         last_agent_call_s=now - last[1] if last else None,
         policy_pending=pending,
         cancelled_by_hand=[str(subject) for (subject,) in by_hand],
+        daemon_silent_s=silent_s if silent_s is not None and silent_s > DAEMON_STALE_S else None,
     )
 
 
@@ -439,6 +460,8 @@ def state_line(s: LabState) -> str:
         parts.append(f"down: {', '.join(s.hosts_down[:3])}")
     if not s.daemon_alive:
         parts.append("the daemon is not running")
+    elif s.daemon_silent_s is not None:
+        parts.append(f"the daemon has written nothing for {s.daemon_silent_s:.0f} s (a full disk?)")
     return "lab: " + " · ".join(parts)
 
 

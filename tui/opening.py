@@ -12,6 +12,7 @@ from typing import TextIO
 
 from runner import queries
 from runner.errors import OvernightError
+from runner.keeper import Keeper
 from runner.lab import Lab, find_lab, make_lab, open_lab
 
 from .lines import fit, safe
@@ -39,7 +40,8 @@ def open_room(lab_path: Path | str | None, *, readonly: bool = False, once: bool
         sys.stderr.write(f"{error}\n")
         return error.exit_code
     memory = Memory(path / "tui.json")
-    reader = Reader(path, before=None if readonly else prepared(path), class_key=memory.get("class"))
+    before, keeper = (None, None) if readonly else (prepared(path), Keeper(path))
+    reader = Reader(path, before=before, keeper=keeper, class_key=memory.get("class"))
     room = ControlRoom(reader, path, readonly=readonly, memory=memory)
     room.run()
     code = room.return_code or 0

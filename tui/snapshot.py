@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from runner import queries
 from runner.errors import OvernightError
+from runner.keeper import Keeper
 from runner.lab import Lab, open_lab
 from runner.records import Event, Flag, Host, Json, Phase, Wave
 
@@ -85,13 +86,19 @@ class Reader:
     """Reads the lab once a second in a thread of its own."""
 
     def __init__(
-        self, path: Path, *, interval_s: float = 1.0, before: Callable[[], None] | None = None, class_key: str | None = None
+        self,
+        path: Path,
+        *,
+        interval_s: float = 1.0,
+        before: Callable[[], None] | None = None,
+        keeper: Keeper | None = None,
+        class_key: str | None = None,
     ) -> None:
         self.path = path
         self.interval_s = interval_s
         self.class_key = class_key
         self.budget_s: float | None = None
-        self._before = before
+        self._before, self._keeper = before, keeper
         self._deliver: Deliver | None = None
         self._wake = threading.Event()
         self._over = threading.Event()
@@ -149,6 +156,8 @@ class Reader:
             self._wake.clear()
             started = time.monotonic()
             snapshot = self.take()
+            if self._keeper is not None and self._lab is not None:
+                problem = self._look_after_daemon(self._keeper, self._lab)
             if problem and snapshot.problem is None and not getattr(snapshot.state, "daemon_alive", False):
                 snapshot = replace(snapshot, problem=problem)
             if self._deliver is not None and not self._over.is_set():
@@ -156,6 +165,14 @@ class Reader:
             self._wake.wait(max(0.05, self.interval_s - (time.monotonic() - started)))
         if self._lab is not None:
             self._lab.close()
+
+    def _look_after_daemon(self, keeper: Keeper, lab: Lab) -> str | None:
+        """Have a daemon that died started again; why it did not come up, if so."""
+        try:
+            keeper.look(lab)
+        except OvernightError as error:  # the lab became unreadable: the next reading says so
+            return str(error)
+        return keeper.trouble
 
     def take(self) -> Snapshot:
         """One snapshot; a failure leaves the facts as last seen and says what is wrong."""

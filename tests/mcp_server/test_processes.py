@@ -66,6 +66,19 @@ async def test_stdio_starts_the_daemon_and_runs_come_back(lab: Lab, mode: str) -
     assert daemon_pid(lab), "the daemon outlives the client"
 
 
+async def test_a_daemon_stopped_by_hand_stays_stopped_until_something_is_submitted(lab: Lab) -> None:
+    async with connected(command(lab)) as agent:
+        first = await agent("run_experiment", budget_s=20)
+        await finished(agent, [first["id"]])
+        stop_daemon(lab)
+        deadline = time.monotonic() + 20
+        while not any("stopped by hand" in note for note in (await agent("list_runs")).get("notes", [])):
+            assert time.monotonic() < deadline
+        assert daemon_pid(lab) is None
+        second = await agent("run_experiment", budget_s=20, overrides={"DEPTH": 6})
+        assert [row["outcome"] for row in await finished(agent, [second["id"]])] == ["completed"]
+
+
 def server_pid(lab: Lab) -> int:
     """The server process that this test's client started."""
     for entry in Path("/proc").iterdir():

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from runner.daemon import hold_lock
+from runner.daemonlock import write_pid
 from runner.lab import Lab, open_lab
 from runner.records import Point
 
@@ -17,6 +20,8 @@ CLASS_H100 = "H100 80GB HBM3 · torch 2.13.0+cu130 · driver 580.95 · eval 3f9a
 CLASS_H200 = "H200 · torch 2.13.0+cu130 · driver 580.95 · eval 3f9a1c2b7d · data 91be02aa4c"
 CONSTANTS = {"DEPTH": 8, "TOTAL_BATCH_SIZE": 2**19, "MATRIX_LR": 0.04, "WEIGHT_DECAY": 0.2, "WARMDOWN_RATIO": 0.5, "SEED": 42}
 SCRIPT = '"""A script."""\nDEPTH = 8\nTOTAL_BATCH_SIZE = 2**19\nMATRIX_LR = 0.04\nWEIGHT_DECAY = 0.2\nWARMDOWN_RATIO = 0.5\nSEED = 42\n'
+
+_daemons: dict[Path, int] = {}
 
 
 def empty_lab(folder: Path) -> Lab:
@@ -31,9 +36,17 @@ def empty_lab(folder: Path) -> Lab:
 
 
 def beat(lab: Lab, age_s: float = 0.5) -> None:
-    """A daemon that gave a sign of life `age_s` before NOW."""
+    """A daemon that holds the lab's lock and gave a sign of life `age_s` before NOW."""
+    if lab.path not in _daemons:
+        _daemons[lab.path] = hold_lock(lab.path)  # until the tests end: whoever reads this lab asks the lock
+        write_pid(_daemons[lab.path], 4711)
     with mock.patch("time.time", lambda: NOW - age_s):
         lab.store.beat(pid=4711, boot_id="boot", started_at=NOW - 7200, version="0.1.0", note=None)
+
+
+def kill_daemon(lab: Lab) -> None:
+    """What the kernel does to the lock of a daemon that dies; its row stays as young as it was."""
+    os.close(_daemons.pop(lab.path))
 
 
 def add_run(lab: Lab, **columns: Any) -> str:

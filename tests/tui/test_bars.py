@@ -62,7 +62,7 @@ def test_idle_gpus_name_the_agents_last_call(tmp_path: Path) -> None:
 
 def test_a_dead_daemon_is_said(tmp_path: Path) -> None:
     lab = scenes.busy(tmp_path)
-    rows.beat(lab, age_s=60)
+    rows.kill_daemon(lab)
     snapshot = snapshot_of(lab)
     assert "no daemon" in header(snapshot, 120, NOW).text
     assert any("No daemon serves this lab" in t for _, t in alerts(snapshot, NOW))
