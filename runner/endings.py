@@ -46,8 +46,9 @@ _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 1
 _EXCEPTION = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failed|Failure|OutOfResources|StopIteration)\b(?::.*)?$")
 _OTHER_PROCESS = re.compile(r"(?<!this )Process \d+ has ([\d.]+) (GiB|MiB) memory in use")
-_NAN_SUMMARY = re.compile(r"^val_bpb\s*:\s+[-+]?(?:nan|inf)", re.IGNORECASE | re.MULTILINE)
+_NAN_SUMMARY = re.compile(r"^val_bpb\s*:\s+([-+]?(?:nan|inf)\w*)", re.IGNORECASE | re.MULTILINE)
 _FAIL = re.compile(r"^[ \t]*(?:step[ \t]+\d.*[ \t])?FAIL[ \t]*$", re.MULTILINE)
+_GLUED = re.compile(r"^\s*(step\s+\d+\b.*\|.*?\bremaining:\s*\d+\s*s)\s*(\S.*)$")
 _SAID = {
     "diverged": "The loss left the finite numbers", "bad_batch": "The batch sizes do not divide", "no_data": "Its data is not there",
     "no_bf16": "This device has no bfloat16", "oom": "The GPU's memory was too small for it", "disk_full": "The disk is full",
@@ -70,7 +71,7 @@ def classify_end(status: dict[str, Any] | None, run: Run, tail: str, *, summary_
     `status` is the supervisor's last status.json, None when it never said "ended"; `tail` the end of the log; `error` what an `error`
     event said.
     """
-    lines = clean(tail).split("\n")
+    lines = _unglued(clean(tail).split("\n"))
     shown = last_lines(lines)
     has_result = summary_seen or run.val_bpb is not None
     if status is None and has_result:
@@ -88,6 +89,15 @@ def classify_end(status: dict[str, Any] | None, run: Run, tail: str, *, summary_
     if status.get("reason") == "supervisor-terminated":
         return End(Outcome.LOST, "host_shutdown", "Its supervisor was terminated from outside, as when a host goes down.", shown)
     return End(*_own_end(status, run, lines, error), shown)
+
+
+def _unglued(lines: list[str]) -> list[str]:
+    """The lines, with what was printed behind a progress line (which has no end of its own) on a line of its own."""
+    out: list[str] = []
+    for line in lines:
+        glued = _GLUED.match(line)
+        out += [glued[1], glued[2]] if glued else [line]
+    return out
 
 
 def _stopped(status: dict[str, Any], has_result: bool) -> tuple[str, str | None, str | None] | None:
@@ -150,8 +160,12 @@ def _own_end(status: dict[str, Any], run: Run, lines: list[str], error: tuple[st
         how = f"signal {_SIGNALS.get(signal, signal)}" if signal else f"exit code {code}"
         return Outcome.COMPLETED, "exit_after_summary", f"It ended with {how} after its summary; the result stands."
     tail = "\n".join(lines)
-    if (error and error[0] == "diverged") or _FAIL.search(tail) or _NAN_SUMMARY.search(tail):
-        return Outcome.DIVERGED, "nan" if _NAN_SUMMARY.search(tail) else "diverged", "Its loss became NaN or larger than 100."
+    printed = _NAN_SUMMARY.search(tail)
+    if (error and error[0] == "diverged") or _FAIL.search(tail):
+        return Outcome.DIVERGED, "nan" if printed else "diverged", "Its loss became NaN or larger than 100."
+    if printed:
+        loss = f"; its last training loss was {run.loss:.6g}" if run.loss is not None else ""
+        return Outcome.DIVERGED, "nan", f"It printed val_bpb {printed[1]}{loss}."
     if error:
         return Outcome.CRASHED, *_external(error[0], error[1] or _SAID.get(error[0], error[0]), status, tail)
     if status.get("log_error") == "ENOSPC":     # its last words had no room either

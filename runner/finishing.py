@@ -108,7 +108,7 @@ def end(roster: Roster, track: Track, outcome: str, *, ended_at: float | None = 
             **fields,
         )
         roster.store.event("daemon", "ended", run.id, str(outcome) + (f": {track.run.cause_text}" if track.run.cause_text else ""))
-        if outcome == Outcome.LOST and roster.lab.policy().limits.retry_lost and _may_retry(run):
+        if outcome == Outcome.LOST and roster.lab.policy().limits.retry_lost and _may_retry(track.run):
             try:
                 verbs.requeue(roster.lab, run.id, who="daemon", why="lost, and retried once by policy")
             except RequestError as error:
@@ -119,8 +119,11 @@ def end(roster: Roster, track: Track, outcome: str, *, ended_at: float | None = 
 
 
 def _may_retry(run: Run) -> bool:
-    """Only the first loss of a run that a client still wants; a verification is simply asked for again."""
-    return run.retry_of is None and run.wanted == "run" and run.purpose != Purpose.VERIFY
+    """Only the first loss of a run that a client still wants; a verification is simply asked for again.
+
+    A run whose directory was deleted under it most likely did that itself, and would again.
+    """
+    return run.retry_of is None and run.wanted == "run" and run.purpose != Purpose.VERIFY and run.cause != "run_dir_gone"
 
 
 def note_failure(roster: Roster, run: Run, why: str) -> bool:
@@ -154,7 +157,7 @@ def _flag_end(roster: Roster, track: Track, status: dict[str, Any]) -> None:
             run.id,
             "log_capped",
             Severity.INFO,
-            f"{status['log_dropped']} bytes of output were dropped (the log is capped, or the disk was full)",
+            f"{status['log_dropped']} bytes in the middle of its output were dropped (the log is capped, or the disk was full)",
         )
 
 

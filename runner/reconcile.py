@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from runner.roster import Roster, Track
 
 NAN_STEPS = 3  # so many progress lines in a row without a finite loss end a run
-GONE_S = 5.0  # a started run whose directory stays away so long is lost
+GONE_S = 8.0  # a started run whose directory stays away so long is lost
 VANISHED_S = 10.0  # a supervisor says its first word within milliseconds
 UNKILLABLE_S = 15.0
 FROZEN_S = 15.0  # seven missed beats
@@ -53,17 +53,19 @@ async def observe(roster: Roster, engine: Engine, track: Track, state: State) ->
         await _absent(roster, track)
         return
     track.absent_since = None
+    _unreadable(roster, track, state)
     if state.phase in ("ended", "refused", "lost"):
         await finish(roster, engine, track, state)
         return
     _alive(roster, track, state)
     _heartbeat(roster, track, state)
+    await _ask_stop(roster, engine, track)  # before anything is read: whatever a run did to its files, it can be ended
     if await _cannot_be_killed(roster, engine, track, state):
         return
     if state.phase in ("running", "stopping"):
         await follow.read_new(roster, engine, track, state)
         finishing.note_start(roster, track)
-    await _ask_stop(roster, engine, track)
+        await _ask_stop(roster, engine, track)
 
 
 def _out_of_reach(roster: Roster, track: Track) -> None:
@@ -82,7 +84,17 @@ async def _absent(roster: Roster, track: Track) -> None:
     now = time.monotonic()
     track.absent_since = track.absent_since or now
     if now - track.absent_since > GONE_S:
-        finishing.end(roster, track, Outcome.LOST, cause="run_dir_gone", cause_text="its run directory was deleted while it ran")
+        outcome = Outcome.CANCELLED if track.run.wanted == "cancel" else Outcome.LOST
+        finishing.end(roster, track, outcome, cause="run_dir_gone", cause_text="its run directory was deleted while it ran")
+
+
+def _unreadable(roster: Roster, track: Track, state: State) -> None:
+    """Files of the run that are there and cannot be read: they count as having no more bytes, and the run says so."""
+    for name in sorted(state.unreadable):
+        if name not in track.unreadable:
+            track.unreadable.add(name)
+            evidence = "; ".join(f"{file}: {why}" for file, why in sorted(state.unreadable.items()))
+            roster.store.raise_flag(track.run.id, "unreadable", Severity.WARN, f"nothing more is read of {evidence}")
 
 
 def _heartbeat(roster: Roster, track: Track, state: State) -> None:

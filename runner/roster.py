@@ -50,6 +50,7 @@ class Track:
     unkillable_since: float | None = None
     frozen: bool = False
     absent_since: float | None = None
+    unreadable: set[str] = field(default_factory=set)  # files that were said to give no bytes
     ending: bool = False
 
     @property

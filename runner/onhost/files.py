@@ -29,7 +29,12 @@ def open_dir(path: str, follow: bool = False) -> int:
 
 def open_control(dir_fd: int, name: str, flags: int, mode: int = 0o600) -> int:
     """Open a file of the folder; raises NotRegular for anything but a regular file, FileNotFoundError when it is absent."""
-    fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode, dir_fd=dir_fd)
+    try:
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, mode, dir_fd=dir_fd)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a link; a folder, or a pipe or socket without a reader, to write to
+            raise NotRegular("%s is not a regular file" % name) from problem
+        raise
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise NotRegular("%s is not a regular file" % name)
@@ -61,6 +66,37 @@ def size_of(dir_fd: int, name: str) -> Optional[int]:
     except OSError:
         return None
     return info.st_size if stat.S_ISREG(info.st_mode) else None
+
+
+def trouble_of(dir_fd: int, name: str) -> Optional[str]:
+    """Why a file that is there cannot be read, in words; None when it can, or when it is absent. Only looks; nothing is opened."""
+    try:
+        mode = os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        return "it cannot be looked at (%s)" % problem.strerror
+    if not stat.S_ISREG(mode):
+        kinds = ((stat.S_ISLNK, "a symbolic link"), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"))
+        return "it is %s, not a regular file" % next((word for is_kind, word in kinds if is_kind(mode)), "a device or socket")
+    return None if mode & stat.S_IRUSR or os.geteuid() == 0 else "it may not be read (mode %04o)" % stat.S_IMODE(mode)
+
+
+def clear_way(dir_fd: int, name: str) -> None:
+    """Put aside what stands where a file of ours belongs: a link or device is unlinked, a folder keeps its content under another name."""
+    try:
+        mode = os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode
+        if stat.S_ISDIR(mode):
+            os.rename(name, "%s.was-a-folder.%d" % (name, time.time_ns()), src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
+        elif not stat.S_ISREG(mode):
+            os.unlink(name, dir_fd=dir_fd)
+    except OSError:
+        pass  # absent, or the disk refuses: the write that follows tells
+
+
+def gone(dir_fd: int) -> bool:
+    """Whether an open folder was deleted: nothing can be written into it any more."""
+    return os.fstat(dir_fd).st_nlink == 0
 
 
 def write_whole(dir_fd: int, name: str, data: bytes) -> None:
@@ -155,6 +191,8 @@ class StatusFile:
         """Publish what is pending; True when nothing is."""
         if self.pending is None:
             return True
+        clear_way(self.dir_fd, self.SPARE)
+        clear_way(self.dir_fd, "status.json")
         try:
             fd = open_control(self.dir_fd, self.SPARE, os.O_WRONLY | os.O_CREAT)
             try:

@@ -17,6 +17,7 @@ from . import files, procs
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 OOM_SCORE_ADJ = b"300"  # when memory runs out, the kernel takes the run before its supervisor or the host's sshd
+TAIL_BYTES = 64 << 10
 WARM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "warm.py")
 
 
@@ -146,12 +147,16 @@ class Tree:
 
 
 class Log:
-    """out.log: what the run prints, byte for byte up to a cap. A full disk does not stop the run; lost bytes are counted."""
+    """out.log: what the run prints, byte for byte up to a cap, and behind a line that says so the newest bytes of the rest (a summary comes
+    last). These are written once, at the end, so that offsets stay true for whoever follows. A full disk does not stop the run; lost
+    bytes are counted.
+    """
 
     def __init__(self, dir_fd: int, source_fd: int, cap: int) -> None:
         self.fd = files.open_control(dir_fd, "out.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self.source_fd, self.cap = source_fd, cap
         self.written = self.dropped = 0
+        self.tail = bytearray()  # the newest of what was dropped
         self.error: Optional[str] = None
 
     def pump(self, most: int = 1 << 20) -> bool:
@@ -181,7 +186,31 @@ class Log:
         except OSError as problem:
             self.error = errno.errorcode.get(problem.errno or 0, str(problem))
         self.written += done
-        self.dropped += len(data) - done
+        if done < len(data):
+            self.dropped += len(data) - done
+            self.tail += data[done:]
+            del self.tail[:-TAIL_BYTES]
+
+    def write_tail(self) -> None:
+        """Append the newest of what was left out; nothing when nothing was, or when the disk has no room for it."""
+        tail = bytes(self.tail)
+        if len(tail) < self.dropped:
+            tail = tail[tail.find(b"\n") + 1 :]  # the first line is cut; without any line end, all of it is one
+        if not tail:
+            return
+        left_out = self.dropped - len(tail)
+        words = "\n[overnight: the log is full; %d bytes of output were left out here, and the last %d follow]\n"
+        whole = ((words % (left_out, len(tail))).encode() if left_out else b"") + tail
+        before = os.fstat(self.fd).st_size
+        try:
+            files.write_all(self.fd, whole)
+        except OSError as problem:
+            self.error = errno.errorcode.get(problem.errno or 0, str(problem))
+            os.ftruncate(self.fd, before)
+            return
+        self.written += len(whole)
+        self.dropped = left_out
+        self.tail.clear()
 
     def facts(self) -> Dict[str, Any]:
         """The log's part of the status."""

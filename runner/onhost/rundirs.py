@@ -64,15 +64,31 @@ def state(run_dir: str, *, sweep: bool = True) -> Dict[str, Any]:
                 answer.update(phase="stopping", status=dict(status or {}, unkillable=left))
         answer["log_bytes"] = files.size_of(dir_fd, "out.log")
         answer["events_bytes"] = work_size(dir_fd, "events.jsonl")
+        answer["unreadable"] = unreadable(dir_fd, phase)
         return answer
     finally:
         os.close(dir_fd)
+
+
+def unreadable(dir_fd: int, phase: str) -> Dict[str, str]:
+    """Files that are followed and cannot be read (name → why); a run may do to them what it likes, and must still come to its end."""
+    found = {name: files.trouble_of(dir_fd, name) for name in ("out.log", "work", "status.json")}
+    if found.pop("work") in (None, "it is a folder, not a regular file"):
+        found["work/events.jsonl"] = files.trouble_of(dir_fd, "work/events.jsonl")
+    else:
+        found["work/events.jsonl"] = "work is no folder any more"
+    if phase in ("running", "stopping", "ended") and not found["out.log"] and files.size_of(dir_fd, "out.log") is None:
+        found["out.log"] = "it was deleted"
+    return {name: why for name, why in found.items() if why}
 
 
 def settled_status(dir_fd: int) -> Tuple[Optional[Dict[str, Any]], str]:
     """The status and the phase it means, given who holds the lock and which boot this is."""
     held = files.lock_held(dir_fd)  # before reading: a supervisor writes its last word and then lets go
     status = files.read_object(dir_fd, "status.json")
+    if not held and status is not None and status.get("boot_id") == procs.boot_id():
+        supervisor = status.get("supervisor") or {}
+        held = procs.alive(int(supervisor.get("pid") or 0), supervisor.get("ticks"))  # its lock file was taken from it; it makes another
     if status is None:
         if held:
             return None, "starting"
@@ -134,14 +150,19 @@ def work_size(dir_fd: int, name: str) -> Optional[int]:
 
 
 def read(run_dir: str, name: str, offset: int, limit: int) -> bytes:
-    """Bytes of a file of the run directory; empty at its end, or when it is absent or no regular file."""
+    """Bytes of a file of the run directory; empty at its end, and when it is absent or cannot be read (`unreadable` says why).
+
+    Raises PermissionError for a name that leads out of the directory, and for nothing that a run can do to its files.
+    """
+    if not NAME.match(name):
+        raise PermissionError("%r is no name inside a run directory" % name)
     try:
         fd, last = open_parent(run_dir, name)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return b""
     try:
         return files.read_bytes(fd, last, offset, limit)
-    except (FileNotFoundError, files.NotRegular):
+    except OSError:
         return b""
     finally:
         os.close(fd)

@@ -24,6 +24,7 @@ BEAT_S = 2.0
 LOOK_S = 0.2  # how often `stop` is looked for
 NOTE_FRESH_S = 3.0
 ORPHAN_GRACE_S = 2.0
+LAST_WORD_S = 600.0  # how long the last status is tried to be written before it is given up
 Refusal = Tuple[str, str]
 
 
@@ -52,8 +53,8 @@ def is_gpu(uuid: str) -> bool:
 class Supervisor:
     """One run from its lock to its last word."""
 
-    def __init__(self, run_dir: str, dir_fd: int, spec: Dict[str, Any]) -> None:
-        self.run_dir, self.dir_fd, self.spec = run_dir, dir_fd, spec
+    def __init__(self, run_dir: str, dir_fd: int, lock_fd: int, spec: Dict[str, Any]) -> None:
+        self.run_dir, self.dir_fd, self.lock_fd, self.spec = run_dir, dir_fd, lock_fd, spec
         self.status_file = files.StatusFile(dir_fd)
         self.boot_id = procs.boot_id()
         me = os.getpid()
@@ -73,7 +74,7 @@ class Supervisor:
         self.beat_fd = files.open_control(dir_fd, "heartbeat", os.O_WRONLY | os.O_CREAT)
         self.beats, self.next_beat = 0, 0.0
         self.stop_seen: Optional[Tuple[int, int]] = None
-        self.forced = self.stop_too_late = False
+        self.forced = self.stop_too_late = self.incomplete = False
         self.terminated: List[int] = []
         self.wake_out, self.wake_in = os.pipe()
         os.set_blocking(self.wake_out, False)
@@ -101,8 +102,26 @@ class Supervisor:
         except OSError:
             pass  # the very first beat on a full disk; the lock still tells that we live
         self.status_file.retry()
+        self.restore_files()
         if self.locks:
             self.locks.touch()
+
+    def restore_files(self) -> None:
+        """Make the run's lock and status again when the run took them away: without them it would look as if we had died. At the second
+        look, so that nothing gets in the way of somebody who is removing the whole directory.
+        """
+        try:
+            locked = os.path.samestat(os.stat("lock", dir_fd=self.dir_fd, follow_symlinks=False), os.fstat(self.lock_fd))
+        except OSError:
+            locked = False
+        complete = locked and files.size_of(self.dir_fd, "status.json") is not None
+        if not complete and self.incomplete and not files.gone(self.dir_fd):
+            self.publish()
+            try:
+                self.lock_fd = self.lock_fd if locked else take_run_lock(self.dir_fd) or self.lock_fd
+            except OSError:
+                pass  # a full disk: the pid in the status tells that we live
+        self.incomplete = not complete
 
     def stop_wanted(self) -> Optional[str]:
         """Why the run should end, as far as others say: a new `stop` file, SIGTERM to us, or the run directory gone."""
@@ -111,7 +130,7 @@ class Supervisor:
         except OSError:
             if self.terminated:
                 return "supervisor-terminated"
-            return None if os.fstat(self.dir_fd).st_nlink else "stopped"
+            return "stopped" if files.gone(self.dir_fd) else None
         if (info.st_ino, info.st_mtime_ns) != self.stop_seen:
             self.stop_seen = (info.st_ino, info.st_mtime_ns)
             wish = files.read_object(self.dir_fd, "stop") or {}
@@ -288,6 +307,7 @@ class Supervisor:
         assert self.tree and self.log and self.locks
         while not self.log.pump():
             pass
+        self.log.write_tail()
         facts = self.memory_facts(memory.ask(self.limits()) if self.baseline else {})
         clean = all(state["clean"] for state in facts.values()) and not self.status["unkillable"]
         self.locks.write_notes(boot_id=self.boot_id, released=time.monotonic(), clean=clean, run_id=self.spec["run_id"])
@@ -305,11 +325,15 @@ class Supervisor:
         self.persist()
 
     def persist(self) -> None:
-        """Stay (and keep the run's lock) until the last status is on disk; a disk that stays full for an hour loses it."""
-        for _ in range(1800):
-            if self.status_file.retry():
-                break
-            time.sleep(2)
+        """Stay (and keep the run's lock, but no GPU) until the last status is on disk, or cannot get there: its directory is gone, or the
+        disk stays full for minutes.
+        """
+        if self.locks and self.locks.taken:
+            self.locks.release()
+            self.locks = None
+        until = time.monotonic() + LAST_WORD_S
+        while not self.status_file.retry() and not files.gone(self.dir_fd) and time.monotonic() < until:
+            time.sleep(BEAT_S)
         self.status_file.close()
 
 
@@ -334,6 +358,16 @@ def detach() -> int:
     return tell
 
 
+def take_run_lock(dir_fd: int) -> Optional[int]:
+    """The descriptor of the run directory's lock, held as long as it is open; None when another supervisor has it."""
+    files.clear_way(dir_fd, "lock")
+    fd = files.open_control(dir_fd, "lock", os.O_RDWR | os.O_CREAT)
+    if files.try_lock(fd, patience_s=1.0):
+        return fd
+    os.close(fd)
+    return None
+
+
 def supervise(run_dir: str, tell: Optional[int]) -> int:
     """Take the run directory's lock and supervise; `tell` hears the outcome of the start."""
 
@@ -347,14 +381,14 @@ def supervise(run_dir: str, tell: Optional[int]) -> int:
 
     try:
         dir_fd = files.open_dir(run_dir)
-        lock_fd = files.open_control(dir_fd, "lock", os.O_RDWR | os.O_CREAT)
-        if not files.try_lock(lock_fd, patience_s=1.0):
+        lock_fd = take_run_lock(dir_fd)
+        if lock_fd is None:
             return answer(4)
         if files.size_of(dir_fd, "status.json") is not None:
             return answer(5)
         spec = read_spec(dir_fd)
         errors = files.open_control(dir_fd, "supervisor.err", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        supervisor = Supervisor(os.path.realpath(run_dir), dir_fd, spec)
+        supervisor = Supervisor(os.path.realpath(run_dir), dir_fd, lock_fd, spec)
     except (OSError, BadSpec) as problem:
         return answer(2, "%s: %s\n" % (run_dir, problem))
     os.dup2(errors, 2)

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from runner.onhost import procs, rundirs
+from runner.onhost import procs, rundirs, supervisor
 from tests.runner.onhost.rig import Rig, until
 
 # a worker that ignores TERM and moves a child into a session of its own
@@ -109,6 +109,7 @@ def test_kill_9_of_the_supervisor_keeps_the_gpu_locked_until_its_workers_are_swe
 def test_a_sweep_never_touches_the_run_of_another_lab_with_the_same_id(rig: Rig) -> None:
     mine = rig.start("sleep 300", run_id="r0001", base=rig.base / "one")
     other = rig.start("sleep 300", run_id="r0001", base=rig.base / "two")
+    rig.wait(other, "running")
     os.kill(rig.wait(mine, "running")["supervisor"]["pid"], 9)
     until(lambda: rundirs.state(str(mine))["phase"] == "lost")
     assert rundirs.state(str(other))["phase"] == "running" and rig.left(other)
@@ -164,10 +165,19 @@ def test_foreground_is_the_same_run_as_a_batch_process(rig: Rig) -> None:
 
 
 def test_flood_is_capped_and_counted(rig: Rig) -> None:
-    run = rig.start("head -c 50000000 /dev/zero", max_log_bytes=1 << 20)
+    run = rig.start("yes 0123456789abcde | head -c 50000000; printf 'the last word\\n'", max_log_bytes=1 << 20)
     status = rig.wait(run, limit_s=18)
-    assert status["log_bytes"] == 1 << 20 == (run / "out.log").stat().st_size
-    assert status["log_bytes"] + status["log_dropped"] == 50_000_000
+    log = (run / "out.log").read_bytes()
+    assert status["log_bytes"] == len(log) < (1 << 20) + (66 << 10)
+    head, marker, tail = log[: 1 << 20], *log[1 << 20 :].lstrip(b"\n").split(b"\n", 1)
+    assert head == b"0123456789abcde\n" * (1 << 16) and tail.endswith(b"abcde\nthe last word\n") and tail.startswith(b"0123")
+    assert b"%d bytes of output were left out" % status["log_dropped"] in marker
+    assert len(head) + status["log_dropped"] + len(tail) == 50_000_014
+
+
+def test_a_little_over_the_cap_loses_nothing(rig: Rig) -> None:
+    status = rig.wait(run := rig.start("head -c 5000 /dev/zero; echo end", max_log_bytes=1000))
+    assert (status["log_bytes"], status["log_dropped"]) == (5004, 0) and (run / "out.log").read_bytes() == bytes(5000) + b"end\n"
 
 
 def test_a_run_directory_that_vanishes_ends_its_run(rig: Rig, tmp_path: Path) -> None:
@@ -175,9 +185,59 @@ def test_a_run_directory_that_vanishes_ends_its_run(rig: Rig, tmp_path: Path) ->
     leader = rig.wait(run, "running")["leader"]
     import shutil
 
+    warden = rig.status(run)["supervisor"]
     shutil.rmtree(run)
     rig.dirs.remove(run)
     until(lambda: not procs.alive(leader["pid"], leader["ticks"]) and not rig.held("GPU-a"), what="run ended")
+    until(lambda: not procs.alive(warden["pid"], warden["ticks"]), what="its supervisor ended too: it has nowhere to write")
+
+
+def test_a_run_that_takes_its_control_files_away_still_ends_in_order(rig: Rig) -> None:
+    spoil = "cd ..; for f in *; do [ $f = work ] || rm -rf $f; done; mkdir status.json status.spare; ln -s /etc/passwd out.log; "
+    run = rig.start(spoil + "mkfifo work/events.jsonl; echo spoiled > work/done; sleep 300", gpus=["GPU-a"])
+    until(lambda: (run / "work" / "done").exists())
+    until(lambda: rundirs.state(str(run))["phase"] == "running" and rig.run_lock_held(run), what="lock and status are there again")
+    state = rundirs.state(str(run))
+    assert "symbolic link" in state["unreadable"]["out.log"] and "a pipe" in state["unreadable"]["work/events.jsonl"]
+    assert rundirs.read(str(run), "out.log", 0, 100) == rundirs.read(str(run), "work/events.jsonl", 0, 100) == b""
+    rig.stop(run)
+    until(lambda: rundirs.state(str(run))["phase"] == "ended")
+    status = rig.status(run)
+    assert (status["reason"], status["stop_reason"]) == ("stopped", "cancelled") and not rig.held("GPU-a")
+
+
+def test_a_status_that_cannot_be_written_is_given_up_with_the_gpus_free(tmp_path: Path, monkeypatch) -> None:
+    order: list[str] = []
+
+    class Refusing:
+        """A disk that stays full; only what `persist` uses."""
+
+        taken, dir_fd = True, os.open(tmp_path, os.O_RDONLY)
+
+        def release(self) -> None:
+            order.append("released")
+
+        def retry(self) -> bool:
+            order.append("tried")
+            return False
+
+        def close(self) -> None:
+            order.append("closed")
+
+        @property
+        def locks(self) -> Refusing:
+            return self
+
+        @locks.setter
+        def locks(self, value: None) -> None:
+            pass
+
+        status_file = locks
+
+    monkeypatch.setattr(supervisor, "LAST_WORD_S", 0.0)
+    supervisor.Supervisor.persist(Refusing())  # type: ignore[arg-type]
+    os.close(Refusing.dir_fd)
+    assert order == ["released", "tried", "closed"]
 
 
 def test_unusable_specs_are_refused_with_a_reason(rig: Rig) -> None:
