@@ -304,7 +304,9 @@ class SshLink:
         except asyncio.IncompleteReadError:
             said = (await process.stderr.read(2000)).decode("utf-8", "replace").strip().split("\n")[-1]
             why = f"{self.host.python or 'python3'} did not start: {said or 'no reason given'}"
-        except (asyncssh.Error, OSError, asyncio.TimeoutError) as problem:
+        except asyncio.TimeoutError:
+            why = f"its login took longer than {BOOT_LIMIT_S:g} s before our program spoke; look at what its shell runs at login"
+        except (asyncssh.Error, OSError) as problem:
             why = f"our program could not be started: {problem or type(problem).__name__}"
         raise HostError(f"{self.host.name}: {why}.", next_step=f"Set python of {self.host.name} in hosts.toml to a Python 3.8 or later.")
 

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from runner.onhost.nvml import NoGpus, Nvml, Unreadable
 from runner.onhost.smi import Smi, available

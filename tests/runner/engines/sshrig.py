@@ -107,8 +107,13 @@ class SshHost:
     def boot(self) -> None:
         """Switch on: a fresh boot id, an init, sshd."""
         self.boot_file.write_text(f"{uuid.uuid4()}\n")
+        # a home and a shell of its own: the login must not run what this machine's root has in its .bashrc
+        accounts = [line for line in Path("/etc/passwd").read_text().splitlines() if not line.startswith("root:")]
+        (self.folder / "home").mkdir(exist_ok=True)
+        passwd = self.folder / "passwd"
+        passwd.write_text("\n".join([f"root:x:0:0:root:{self.folder}/home:/bin/sh", *accounts]) + "\n")
         script = (
-            f"hostname {self.name}; mount --bind {self.boot_file} /proc/sys/kernel/random/boot_id; "
+            f"hostname {self.name}; mount --bind {self.boot_file} /proc/sys/kernel/random/boot_id; mount --bind {passwd} /etc/passwd; "
             f"exec {sys.executable} -I -S -c '{INIT}'"
         )
         command = ["ip", "netns", "exec", self.netns, "unshare", "--mount", "--pid", "--fork", "--mount-proc", "--uts", "--kill-child"]

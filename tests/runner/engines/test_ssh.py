@@ -159,6 +159,17 @@ async def test_one_round_trip_answers_for_all_runs_and_brings_their_logs(far: An
         assert one.logs[run_id] == one.printed(run_id) and one.logs[run_id].startswith(b"line 0\n")
 
 
+async def test_times_of_a_host_whose_clock_is_off_are_shown_by_ours(far: Any) -> None:
+    one = await far()
+    await one.submit("r0001", "print('hello')")
+    true = (await one.wait("r0001")).status
+    one.engine.link.skew_s = 3600.0  # as measured when connecting to a host that is an hour ahead
+    shown = (await one.look("r0001")).status
+    for field in ("queued_at", "started_at", "ended_at"):
+        assert shown[field] == pytest.approx(true[field] - 3600)
+    assert shown["elapsed_s"] == true["elapsed_s"]
+
+
 async def test_a_big_log_and_offsets_anywhere(far: Any, tmp_path: Path) -> None:
     one = await far()
     await one.submit("r0001", "import sys\nfor i in range(200000): sys.stdout.write('%019d\\n' % i)")
