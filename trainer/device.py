@@ -79,8 +79,8 @@ def preflight_choices(folder: Path, device: torch.device) -> dict[str, Any]:
     try:
         choices = json.loads(preflight_file(folder, device).read_text(encoding="utf-8"))["choices"]
         return {name: choices[name] for name in ("ATTENTION", "COMPILE", "DEVICE_TOKENS") if choices.get(name) is not None}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}  # not there, or not ours: the presets hold
 
 
 def peak_memory_mib(device: torch.device) -> float | None:

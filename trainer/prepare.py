@@ -131,11 +131,11 @@ class Dataset:
 
 
 def data_root(corpus: Corpus) -> Path:
-    """OVERNIGHT_DATA, else `.data/` beside the real corpus folder (a run's `corpus` may be a link to it)."""
-    named = os.environ.get("OVERNIGHT_DATA")
-    return (
-        Path(named).expanduser() if named else corpus.root.resolve().parent / ".data" if corpus.root.name == "corpus" else HERE / ".data"
-    )
+    """OVERNIGHT_DATA, else `.data/` beside the real corpus folder (a run's `corpus` or the file in it may be a link there)."""
+    if named := os.environ.get("OVERNIGHT_DATA"):
+        return Path(named).expanduser()
+    real = corpus.files[0].resolve().parent
+    return (real.parent if corpus.kind == "embedded" and real.name == "corpus" else HERE) / ".data"
 
 
 def load_dataset(where: str | None = None, say: Callable[[str], None] = lambda text: None) -> Dataset:

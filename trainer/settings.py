@@ -51,14 +51,19 @@ def make_plan(constants: Mapping[str, Any], presets: Mapping[str, Any], seq_len:
     """The plan of `constants` (None: not chosen), after preflight's choices, the presets and the data's row length. Raised: BadSetting."""
     given = {name: value for name, value in constants.items() if name.isupper() and value is not None}
     chosen = {"SEQ_LEN": seq_len, **presets, **preflight_choices(data_folder, device), **given}
-    _check(chosen, device)
+    fused_runs = device.type == "cuda" and importlib.util.find_spec("triton") is not None
+    if chosen["LOSS"] == "fused" and not fused_runs:
+        if given.get("LOSS") == "fused":
+            raise BadSetting('LOSS = "fused" needs a GPU and triton; take "torch"')
+        chosen["LOSS"] = "torch"  # a preset asked for it; the attribute says what ran
+    _check(chosen)
     depth, head_dim, seq_len, total = (chosen[name] for name in ("DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE"))
     width = -(-depth * chosen["ASPECT_RATIO"] // head_dim) * head_dim
     rows = _device_rows(total // seq_len, total, seq_len, chosen)
     return Plan(device, depth, width, width // head_dim, seq_len, total, rows, chosen["COMPILE"], chosen["ATTENTION"], chosen["LOSS"])
 
 
-def _check(chosen: Mapping[str, Any], device: torch.device) -> None:
+def _check(chosen: Mapping[str, Any]) -> None:
     for name, allowed in CHOICES.items():
         if chosen[name] not in allowed:
             raise BadSetting(f"{name} is {chosen[name]!r}; it must be one of: {', '.join(allowed)}")
@@ -66,8 +71,6 @@ def _check(chosen: Mapping[str, Any], device: torch.device) -> None:
         value = chosen.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise BadSetting(f"{name} is {value!r}; it must be a whole number above 0")
-    if chosen["LOSS"] == "fused" and (device.type != "cuda" or importlib.util.find_spec("triton") is None):
-        raise BadSetting('LOSS = "fused" needs a GPU and triton; take "torch"')
     if chosen["HEAD_DIM"] % 2:
         raise BadSetting(f"HEAD_DIM {chosen['HEAD_DIM']} is odd; rotary positions turn pairs, so it must be even")
     total, seq_len = chosen["TOTAL_BATCH_SIZE"], chosen["SEQ_LEN"]

@@ -579,6 +579,11 @@ def main() -> None:
             report.fail("bad_batch", str(error))
         except torch.OutOfMemoryError as error:
             report.fail("oom", f"out of GPU memory outside the training steps: {str(error).splitlines()[0]}")
+        except RuntimeError as error:
+            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+                raise
+            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+            report.fail("compile", f'torch.compile failed ({reason[:200]}); COMPILE = "none" runs without it, slower')
 
 
 if __name__ == "__main__":

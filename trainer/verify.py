@@ -112,15 +112,14 @@ class Model:
         self._timer = threading.Timer(deadline_s, self._time_out)
         self._timer.daemon = True
         self._timer.start()
-        try:
-            self._receive(len(READY))
-        except Unverifiable:
-            self.close()
-            raise
+        self._loaded = False
 
     def nats(self, inputs: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Loss of every token in nats, float64 [rows, length], by our own normalisation of the model's logits."""
         rows, length = inputs.shape
+        if not self._loaded:  # waited for here, so that several can load at once
+            self._receive(len(READY))
+            self._loaded = True
         try:
             self._writer.write(struct.pack("<ii", rows, length) + inputs.astype(np.int32).tobytes())
             self._writer.flush()
@@ -242,29 +241,27 @@ class Check:
         lengths = self.random.choice(np.arange(2, seq_len), size=min(PREFIX_LENGTHS, seq_len - 2), replace=False)
         return [(self.random.integers(0, len(text.rows), PREFIXES_EACH), int(length)) for length in sorted(lengths)]
 
-    def prefix_nats(self, text: Scored, places: list[tuple[np.ndarray, int]]) -> list[np.ndarray]:
+    def prefix_nats(self, model: Model, text: Scored, places: list[tuple[np.ndarray, int]]) -> np.ndarray:
         """The loss at the last token of each prefix, from a process that never sees what follows."""
-        with self.model() as model:
-            return [model.nats(text.rows[rows, :length], text.rows[rows, 1 : length + 1])[:, -1] for rows, length in places]
+        return np.concatenate([model.nats(text.rows[rows, :length], text.rows[rows, 1 : length + 1])[:, -1] for rows, length in places])
 
-    def row_nats(self, text: Scored, chosen: np.ndarray, places: list[tuple[np.ndarray, int]]) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Scored nats of the chosen rows, and the loss at `places` when the whole row is shown."""
-        with self.model() as model:
-            sums = []
-            for start in range(0, len(chosen), BATCH_ROWS):
-                part = chosen[start : start + BATCH_ROWS]
-                nats = model.nats(text.rows[part, :-1], text.rows[part, 1:])
-                sums.append(np.where(text.sizes[part] > 0, nats, 0.0).sum(axis=1))
-            seen = [model.nats(text.rows[rows, :-1], text.rows[rows, 1:])[:, length - 1] for rows, length in places]
-        return np.concatenate(sums), seen
+    def row_nats(self, model: Model, text: Scored, chosen: np.ndarray) -> np.ndarray:
+        """Scored nats of the chosen rows."""
+        sums = []
+        for start in range(0, len(chosen), BATCH_ROWS):
+            part = chosen[start : start + BATCH_ROWS]
+            nats = model.nats(text.rows[part, :-1], text.rows[part, 1:])
+            sums.append(np.where(text.sizes[part] > 0, nats, 0.0).sum(axis=1))
+        return np.concatenate(sums)
 
     def run(self, text: Scored, claimed_rows: np.ndarray | None) -> tuple[float, int]:
         """Bits per byte over all rows and the number of rows recomputed. Raised: Refuted, Unverifiable."""
-        places = self.places(text)
-        alone = self.prefix_nats(text, places)  # first: the process that sees whole rows could tell the next one what comes
-        sample = self._sample(text, claimed_rows)
-        sums, seen = self.row_nats(text, sample, places)
-        moved = np.abs(np.concatenate(alone) - np.concatenate(seen))
+        places, sample = self.places(text), self._sample(text, claimed_rows)
+        with self.model() as first, self.model() as second:
+            alone = self.prefix_nats(first, text, places)  # before the other sees a whole row: it could tell what comes
+            seen = np.concatenate([second.nats(text.rows[at, :-1], text.rows[at, 1:])[:, length - 1] for at, length in places])
+            sums = self.row_nats(second, text, sample)
+        moved = np.abs(alone - seen)
         if moved.max() > TOLERANCE_NATS * 4 or moved.mean() > TOLERANCE_NATS:
             count = int((moved > TOLERANCE_NATS).sum())
             raise Refuted(f"the model looks at later tokens: at {count} of {len(moved)} places its loss is another one when what follows "

@@ -155,3 +155,12 @@ def test_out_of_memory_names_the_largest_batch_that_fits(folder: Folder, limit: 
     broken = folder.run("train.py")
     assert broken.returncode == 1 and "16 rows of 32 tokens at once do not fit" in broken.stderr and says in broken.stderr
     assert broken.stderr.count("\n") == 1 and folder.events()[-1]["cause"] == "oom"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_compiler_that_fails_is_one_sentence(folder: Folder) -> None:
+    folder.constants(**{**SMALL, "COMPILE": '"model"'})
+    broken = folder.run("-W", "ignore", "train.py", timeout_s=280, CXX="/bin/false", TORCHINDUCTOR_CACHE_DIR=str(folder.path / "cache"))
+    assert broken.returncode == 1 and 'COMPILE = "none" runs without it' in broken.stderr, broken.stderr
+    assert folder.events()[-1]["cause"] == "compile" and "Traceback" not in broken.stderr
