@@ -52,11 +52,11 @@ def diff_of(lab: Lab, run: Run) -> tuple[str, str]:
 
 def relative_speeds(lab: Lab) -> dict[str, float]:
     """Tokens per second of the baseline source by GPU name, as a share of the fastest; only GPU types it has been trained on."""
+    # in the words of the ranking's index, which then answers this without reading any row
+    baselines = f"SELECT effective_sha FROM runs WHERE {RANKED} AND purpose = 'baseline'"  # noqa: S608  constants of ours
     rows = lab.store.tally(
         "gpu_name, tok_s",
-        "tok_s IS NOT NULL AND gpu_name IS NOT NULL AND outcome = 'completed' AND effective_sha IN "
-        # in the words of the ranking's index, which then answers this without reading any row
-        f"(SELECT effective_sha FROM runs WHERE {RANKED} AND purpose = 'baseline')",  # noqa: S608  constants of ours
+        f"tok_s IS NOT NULL AND gpu_name IS NOT NULL AND outcome = 'completed' AND effective_sha IN ({baselines})",
     )
     speeds: dict[str, list[float]] = {}
     for name, tok_s in rows:
