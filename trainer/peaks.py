@@ -26,9 +26,9 @@ _GEFORCE = "NVIDIA whitepaper of the {} architecture, FP16/BF16 tensor with FP32
 PEAKS = (
     Peak("B200", 2250.0, "NVIDIA HGX B200 datasheet: 36 PFLOPS of 8 GPUs with sparsity"),
     Peak("GB200", 2500.0, "NVIDIA GB200 NVL72 datasheet: 360 PFLOPS of 72 GPUs with sparsity"),
-    Peak("H200", 989.5, "NVIDIA H200 datasheet: SXM, 1,979 with sparsity"),
+    Peak("H200", 989.5, "NVIDIA H200 datasheet: SXM, 1,979 with sparsity", 132, 1.83, 4096),
     Peak("H200 NVL", 835.5, "NVIDIA H200 datasheet: NVL, 1,671 with sparsity"),
-    Peak("GH200", 989.5, "NVIDIA GH200 datasheet: 990 dense, the H100 SXM die"),
+    Peak("GH200", 989.5, "NVIDIA GH200 datasheet: 990 dense, the H100 SXM die", 132, 1.83, 4096),
     Peak("H100", 989.5, "NVIDIA H100 datasheet: SXM, 1,979 with sparsity", 132, 1.83, 4096),
     Peak("H100 PCIe", 756.5, "NVIDIA H100 datasheet: PCIe, 1,513 with sparsity", 114, 1.62, 4096),
     Peak("H100 NVL", 835.5, "NVIDIA H100 datasheet: NVL, 1,671 with sparsity"),
@@ -88,3 +88,14 @@ def peak_flops(name: str) -> float | None:
     """Peak FLOP/s of the GPU called `name` by its driver ("NVIDIA GeForce RTX 4090"); None when unknown."""
     row = peak_row(name)
     return None if row is None else row.tflops * 1e12
+
+
+def peak_flops_at(name: str, sm_mhz: float) -> float | None:
+    """Peak FLOP/s at the clock the card has now, under its power cap say; None where the row does not say what a clock is worth.
+
+    The figures of the table belong to the boost clock of the datasheet (1,830 MHz of an H200), not to the highest clock the driver names.
+    """
+    row = peak_row(name)
+    if row is None or row.units is None or row.flop_per_clock is None or sm_mhz <= 0:
+        return None
+    return row.units * row.flop_per_clock * sm_mhz * 1e6

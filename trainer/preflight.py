@@ -1,6 +1,6 @@
 """Measures what this GPU really does, and writes down what train.py should use on it: attention backend, compile mode, device batch. Fixed.
 
-    python preflight.py [--quick]      prints one JSON object; the choices become defaults of train.py wherever the same data folder is used
+    python preflight.py [--quick]      a few minutes, one with --quick; prints one JSON object and keeps it in the data folder for train.py
 
 Every choice is measured: attention by the kernel that really ran (switches can be ignored silently), compile modes and batch by tokens a
 second. The matrix rate is what the control room holds the first runs on a machine against.

@@ -13,7 +13,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="needs the `trainer` extra (torch)")
 from .conftest import TRAINER  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="needs the `trainer` extra (torch)")
 np = pytest.importorskip("numpy")
 from .conftest import TRAINER  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 CPU = torch.device("cpu")
 
 

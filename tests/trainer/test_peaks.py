@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.peaks import PEAKS, peak_flops
+from trainer.peaks import PEAKS, peak_flops, peak_flops_at
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,10 @@ def test_geforce_rows_hold_the_float32_accumulate_rate() -> None:
         for row in PEAKS
         if row.name.startswith("RTX") and row.name.split()[1].isdigit() and int(row.name.split()[1]) < 6000
     )
+
+
+def test_the_peak_at_the_clock_a_capped_card_has() -> None:
+    assert peak_flops_at("NVIDIA H200", 1830) == pytest.approx(989.4e12, rel=1e-3)
+    assert peak_flops_at("NVIDIA H200", 1665) == pytest.approx(900.2e12, rel=1e-3)
+    assert peak_flops_at("NVIDIA B200", 1665) is None and peak_flops_at("Tesla T4", 1665) is None
+    assert peak_flops_at("NVIDIA H200", 0) is None

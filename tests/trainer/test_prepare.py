@@ -15,7 +15,7 @@ pytest.importorskip("tiktoken", reason="needs the `trainer` extra (tiktoken)")
 np = pytest.importorskip("numpy")
 from .conftest import TRAINER, Folder, words  # noqa: E402
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
 
 @pytest.fixture(scope="module")
