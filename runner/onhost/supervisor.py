@@ -393,6 +393,7 @@ def supervise(run_dir: str, tell: Optional[int]) -> int:
         return answer(2, "%s: %s\n" % (run_dir, problem))
     os.dup2(errors, 2)
     supervisor.publish()
+    supervisor.beat()  # a supervisor that freezes early must be seen to be frozen
     answer(0)
     try:
         return supervisor.main()
