@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from runner import finishing, launch, reconcile, scheduler, telemetry
+from runner import finishing, launch, reconcile, scheduler, telemetry, verifying
 from runner.engines.base import Spec
 from runner.errors import EngineError, HostError, LabError, PolicyError, RequestError
 from runner.fitness import TRAINER
@@ -86,12 +86,18 @@ class Dispatcher:
         """The scheduler's answer for the queue and slots of this moment."""
         store = self.store
         rows = store.tally(
-            "id, priority, seq, gpu_type, want_host, agent",
+            "id, priority, seq, gpu_type, want_host, agent, created_at",
             "phase != 'ended' AND phase = 'queued' AND wanted = 'run' ORDER BY priority DESC, seq",
         )
         self.paused_agents = set(store.setting("paused_agents", []))
         self.limit = self.spent() or self.roster.fitness.hold(TRAINER)
-        wishes = [scheduler.Wish(r, (-p, seq), gpu_type, host, self.held(agent)) for r, p, seq, gpu_type, host, agent in rows]
+        wishes = []
+        for run_id, priority, seq, gpu_type, host, agent, created_at in rows:
+            hold = self.held(agent)
+            if priority <= verifying.LAST:
+                priority, quiet = verifying.turn(created_at, time.monotonic() - self.roster.moved_at)
+                hold = hold or quiet
+            wishes.append(scheduler.Wish(run_id, (-priority, seq), gpu_type, host, hold))
         plan = scheduler.place(
             wishes,
             self.views(),

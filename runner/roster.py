@@ -89,6 +89,7 @@ class Roster:
         self._limits, self._limits_at = lab.policy().limits, time.monotonic()
         self.seen_up: set[str] = set()  # hosts that answered since this daemon started
         self.started = time.monotonic()
+        self.moved_at = float("-inf")  # monotonic: when a run was last placed or ended
         self.notes: dict[str, str] = {}  # what goes wrong now, by place; shown in daemon.note
 
     @property
@@ -114,6 +115,7 @@ class Roster:
         track = Track(run, standby, run.log_offset, run.events_offset, kept_share=max(kept, default=-1.0))
         track.summary_at = time.monotonic() if run.total_s is not None else None
         self.tracks[run.id] = track
+        self.moved_at = time.monotonic()
         return track
 
     @contextmanager
@@ -138,6 +140,7 @@ class Roster:
     def drop(self, track: Track) -> None:
         """Stop following a run, and let the scheduler look at its slot."""
         self.tracks.pop(track.run.id, None)
+        self.moved_at = time.monotonic()
         self.changed.set()
 
     def on_host(self, host: str) -> list[Track]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from runner.roster import Roster
 
 FIRST, LAST = 1e6, -1e6  # priorities: before everything, or when nothing else waits
+QUIET_S, PATIENCE_S = 20.0, 600.0
 PROGRAM = "verify.py"
 VERDICTS = (Trust.VERIFIED, Trust.REFUTED, Trust.UNVERIFIABLE)
 
@@ -70,6 +71,17 @@ def queue_check(lab: Lab, run: Run, request: Request) -> str:
         )
         store.event(request.who, "verify", run.id, one_line(str(request.args.get("why") or ""), 500) or None, {"by": check})
     return check
+
+
+def turn(created_at: float, still_s: float) -> tuple[float, str | None]:
+    """(priority, hold) of a check that nobody asked for.
+
+    It waits until nothing has started or ended for a while, so that it does not take the slot an agent is about to ask for; once it has
+    waited ten minutes it goes before everything, for a held claim must not stay held all night.
+    """
+    if time.time() - created_at > PATIENCE_S:
+        return FIRST, None
+    return LAST, None if still_s >= QUIET_S else "it waits for a quiet moment"
 
 
 def _cannot(lab: Lab, run: Run) -> str | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from runner import verbs
+from runner import verbs, verifying
 from runner.lab import Lab
 from runner.records import Run, Submission
 from runner.verifying import verdict_in
@@ -72,7 +73,8 @@ async def test_verified_refuted_and_unverifiable(lab: Lab) -> None:
         assert (run.trust, run.verified_bpb, run.trust_why) == ("unverifiable", None, "no checkpoint")
 
 
-async def test_a_person_goes_first_and_we_go_last(lab: Lab) -> None:
+async def test_a_person_goes_first_and_we_go_last(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifying, "QUIET_S", 0.5)
     async with serving(lab):
         (run,) = await ended(lab, submit(lab, "a"))
         verbs.pause_queue(lab, True, who="tui")
@@ -95,6 +97,13 @@ async def test_what_cannot_be_verified_says_why(tmp_path: Path) -> None:
         await until(lambda: verbs.answer(lab, request).state == "failed")
     assert not lab.store.runs("purpose = 'verify'")
     lab.close()
+
+
+def test_a_check_nobody_asked_for_waits_for_quiet_and_not_for_ever() -> None:
+    now = time.time()
+    assert verifying.turn(now, 1.0) == (verifying.LAST, "it waits for a quiet moment")
+    assert verifying.turn(now, verifying.QUIET_S) == (verifying.LAST, None)
+    assert verifying.turn(now - verifying.PATIENCE_S - 1, 0.0) == (verifying.FIRST, None)
 
 
 def test_only_a_whole_verdict_counts() -> None:
