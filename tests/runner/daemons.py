@@ -27,6 +27,13 @@ def local_lab(folder: Path, policy: str = "") -> Lab:
     return make_lab(folder, policy=f"min_free_disk_mib = 1\nmin_budget_s = 0.1\ngrace_s = 0.5\n{policy}", hosts=hosts, script=TINY)
 
 
+def name_the_budget(lab: Lab) -> None:
+    """Say in hosts.toml where the time budget is, so that its absence is an error and not another kind of trainer."""
+    text = lab.hosts_file.read_text().replace('folder = "trainer"\n', 'folder = "trainer"\nbudget = "prepare.py:TIME_BUDGET"\n')
+    lab.accept(text)
+    lab.hosts_file.write_text(text)
+
+
 def fake_lab(folder: Path, policy: str = "", host: str = "types = {H100 = 2, H200 = 1}\nspeed = 300\n", script: str | None = None) -> Lab:
     """A lab of simulated GPUs."""
     from runner.engines import surface

@@ -14,7 +14,7 @@ import pytest
 from runner import queries, reading, reconcile, verbs
 from runner.lab import Lab
 from runner.records import Run, Submission, WaveRequest
-from tests.runner.daemons import ended, local_lab, serving, until
+from tests.runner.daemons import ended, local_lab, name_the_budget, serving, until
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -207,9 +207,11 @@ async def test_pause_approval_and_a_paused_agent_hold_runs_back(lab: Lab) -> Non
 
 async def test_a_source_that_cannot_be_laid_out_ends_with_a_sentence(tmp_path: Path) -> None:
     lab = local_lab(tmp_path)
+    name_the_budget(lab)
+    run_id = submit(lab)
     (lab.policy().trainer.folder / "prepare.py").write_text("OTHER = 1\n")
     async with serving(lab):
-        (run,) = await ended(lab, submit(lab))
+        (run,) = await ended(lab, run_id)
     assert (run.outcome, run.cause) == ("crashed", "materialise") and "TIME_BUDGET" in (run.cause_text or "")
     lab.close()
 

@@ -12,7 +12,7 @@ from runner import fitness, verbs
 from runner.fitness import Fitness, host_at_fault
 from runner.lab import Lab
 from runner.records import Submission
-from tests.runner.daemons import ended, local_lab, serving, until
+from tests.runner.daemons import ended, local_lab, name_the_budget, serving, until
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -66,6 +66,7 @@ async def test_a_host_without_its_python_keeps_the_rest_of_the_queue(tmp_path: P
 async def test_a_trainer_folder_that_cannot_be_laid_out_stops_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fitness, "FIRST_HOLD_S", 1.0)
     lab = local_lab(tmp_path)
+    name_the_budget(lab)
     ids = submit(lab, 5)
     prepare = lab.policy().trainer.folder / "prepare.py"
     text = prepare.read_text()
