@@ -482,3 +482,35 @@ async def test_the_outlook_knows_which_gpus_a_run_may_take(agent: Agent, lab: La
     assert nobody["outlook"] == "waits: no GPU of this lab is a B200"
     unknown = await agent.client.call_tool("run_experiment", {"overrides": {"QQQQ": 1}})
     assert unknown.is_error and "Known: SEED, MATRIX_LR" in text_of(unknown)
+
+
+async def test_many_gpus_are_summed_up_by_type_and_paged(agent: Agent, lab: Lab) -> None:
+    await agent("run_experiment", purpose="baseline")
+    finish(lab, "r0001", 1.0, gpu_name="NVIDIA H100 80GB HBM3", tok_s=1e6)
+    await agent("decide", id="r0001", action="promote", budget_s=40)
+    finish(lab, "r0002", 0.9, gpu_name="NVIDIA A100-SXM4-80GB", tok_s=4.2e5)
+    for n in range(128):
+        name = "NVIDIA H100 80GB HBM3" if n % 2 else "NVIDIA A100-SXM4-80GB"
+        state = {"state": "quarantined", "reason": "memory is still in use by pid 4711 (python)"} if n == 5 else {"state": "free"}
+        lab.store.upsert_gpu(f"GPU-{n:03d}", host="sim", idx=n, name=name, mem_total_mib=81559, since=time.time(), **state)
+    seen: list[str] = []
+    arguments: dict[str, str] = {}
+    while True:
+        result = await agent.raw("list_gpus", detail="full", **arguments)
+        assert chars(result) <= 8000 and result.structured_content is not None
+        types = {row["type"]: row for row in rows_of(result.structured_content, "types")}
+        assert types["NVIDIA A100-SXM4-80GB"] == {
+            "type": "NVIDIA A100-SXM4-80GB",
+            "gpus": 64,
+            "idle": 64,
+            "unusable": 0,
+            "memory_gib": 79.6,
+            "relative_speed": 0.42,
+            "price_per_hour": 2.5,
+        }
+        assert types["NVIDIA H100 80GB HBM3"]["unusable"] == 1
+        seen += [row["gpu"] for row in rows_of(result.structured_content, "gpus")]
+        if "cursor" not in result.structured_content:
+            break
+        arguments = {"cursor": result.structured_content["cursor"]}
+    assert seen == [f"sim:{n}" for n in range(128)]
