@@ -53,6 +53,7 @@ class View:
     measured_flops: float | None = None  # of this host's preflight
     achieved_flops: float | None = None
     same_as: str | None = None  # an earlier run with the same effective source
+    same_model: tuple[str, str] | None = None  # an earlier run whose sizes round to the very same model, and the sizes
     evaluated_share: float | None = None  # of the evaluation set, at this device batch
     cpu_load: tuple[float, int] | None = None  # (load average, cores) of a CPU host
 
@@ -178,6 +179,14 @@ def unchanged(v: View) -> Iterator[Finding]:
         yield Finding("unchanged_source", Severity.WARN, f"in effect the same source as {v.same_as}, though a change was announced")
 
 
+def one_model(v: View) -> Iterator[Finding]:
+    """(f) Its sizes round to a model that was measured before."""
+    if v.same_model is not None:
+        other, sizes = v.same_model
+        said = f"{sizes} gives the very model of {other} (as both printed it): their difference is noise"
+        yield Finding("same_model", Severity.WARN, said)
+
+
 def wall_time(v: View) -> Iterator[Finding]:
     """(g) Much more wall time than training time."""
     run = v.run
@@ -280,6 +289,7 @@ DETECTORS: tuple[Detector, ...] = (
     flat,
     not_a_number,
     unchanged,
+    one_model,
     wall_time,
     epochs,
     evaluation,

@@ -18,14 +18,16 @@ from runner.errors import OvernightError
 from runner.health import Finding, LabView, View
 from runner.lab import Lab
 from runner.mfu import mfu_percent
-from runner.records import Gpu, GpuState, Outcome, Purpose, Run, Severity
+from runner.records import Gpu, GpuState, Outcome, Point, Purpose, Run, Severity
 from runner.research import classes, lineage, promotion, pruning, statics, trust
 from runner.research.noise import gain, pooled
 
 LOOK_EVERY_S = 5.0  # detectors; pruning is judged at every tick
 QUIET_S = 60.0  # a condition must be gone so long before its flag comes down
 PEERS_KEPT_S = 15.0
-LAB_EVERY_S = 10.0
+LAB_EVERY_S = 20.0
+SETTLED_AT_ONCE = 40
+SCAN_EVERY_S = 30.0  # for a run whose whole life fell between two rounds
 log = logging.getLogger("overnight.watch")
 
 
@@ -54,6 +56,9 @@ class _Peers:
     runs: list[Run]
     curves: list[pruning.Curve]
     pruned: int
+    speeds: dict[tuple[Any, ...], list[float]]  # tokens a second by configuration
+    rates: list[float]  # MFU, percent
+    baseline_epochs: float | None
 
 
 @dataclass(slots=True)
@@ -67,8 +72,13 @@ class Watch:
     curves: dict[str, pruning.Curve] = field(default_factory=dict)
     judged: dict[str, int] = field(default_factory=dict)
     looked: dict[str, float] = field(default_factory=dict)
+    models: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    active: set[str] = field(default_factory=set)
     settled_to: float = 0.0
+    scanned_at: float = 0.0
+    unsettled: bool = True  # more ended than one round takes
     lab_at: float = 0.0
+    fixed: tuple[float, dict[str, Any]] = (0.0, {})
     submitted: bool = False  # runs were queued since the daemon last looked
 
     def tick(self) -> list[Stop]:
@@ -120,7 +130,14 @@ class Watch:
         )
         pruned = store.count_runs("class_key = ? AND budget_s = ? AND outcome = 'pruned'", key)
         curves = [self._curve(r) for r in runs if board.unranked_reason(r.val_bpb, r.trust, r.trust_why) is None]
-        self.peers[key] = _Peers(now, runs, curves, pruned)
+        policy = self.lab.policy()
+        speeds: dict[tuple[Any, ...], list[float]] = {}
+        for r in runs:
+            if r.tok_s is not None:
+                speeds.setdefault(_config(r), []).append(r.tok_s)
+        rates = [m for r in runs if (m := mfu_percent(r, policy)) is not None]
+        epochs = next((r.epoch for r in runs if r.purpose == Purpose.BASELINE), None)
+        self.peers[key] = _Peers(now, runs, curves, pruned, speeds, rates, epochs)
         return self.peers[key]
 
     def _curve(self, run: Run) -> pruning.Curve:
@@ -131,28 +148,46 @@ class Watch:
     # views
 
     def _view(self, run: Run, gpu: Gpu | None, now: float) -> View:
-        store, policy = self.lab.store, self.lab.policy()
-        same = [r for r in self._peers(run, now).runs if r.id != run.id]
-        alike = [r for r in same if r.tok_s is not None and _config(r) == _config(run)]
-        rates = [m for r in same if (m := mfu_percent(r, policy)) is not None]
+        policy = self.lab.policy()
+        peers = self._peers(run, now)
         flops = run.flops_per_token
         local = gpu is not None and (h := policy.host(gpu.host)) is not None and h.kind == "local"
         return View(
             run=run,
             now=now,
-            points=store.points(run.id),
+            points=self._recent(run),
             sample=gpu.telemetry if gpu else None,
             mfu_percent=mfu_percent(run, policy),
-            class_mfu=rates,
-            peer_tok_s=[float(r.tok_s or 0) for r in alike],
-            smaller_batch=_smaller_batch(run, same),
-            baseline_epochs=next((r.epoch for r in same if r.purpose == Purpose.BASELINE), None),
+            class_mfu=peers.rates,
+            peer_tok_s=peers.speeds.get(_config(run), ()),
+            smaller_batch=_smaller_batch(run, peers.runs),
+            baseline_epochs=peers.baseline_epochs,
             achieved_flops=flops * run.tok_s if flops and run.tok_s else None,
             measured_flops=self._measured(gpu),
             same_as=self._same_as(run),
+            same_model=self._same_model(run, peers.runs),
             evaluated_share=self._evaluated(run),
             cpu_load=(os.getloadavg()[0], os.cpu_count() or 1) if local else None,
         )
+
+    def _recent(self, run: Run) -> list[Point]:
+        """The last third of the budget, a row in four where there are many: enough to see a flat loss, and cheap."""
+        since = (run.share or 0.0) - health.FLAT_SHARE - 0.05
+        rows = self.lab.store.tally(
+            "step, t, share, loss, tok_s, dt_ms, mfu",
+            "run_id = ? AND (share IS NULL OR share >= ?) ORDER BY step",
+            (run.id, since),
+            table="points",
+        )
+        return [Point(*row) for row in (rows if len(rows) < 100 else [*rows[:-3:4], *rows[-3:]])]
+
+    def _same_model(self, run: Run, peers: list[Run]) -> tuple[str, str] | None:
+        """`same_model` of the run, worked out once it has said what its model is."""
+        if not run.model_config:
+            return None
+        if run.id not in self.models:
+            self.models[run.id] = same_model(run, peers)
+        return self.models[run.id]
 
     def _measured(self, gpu: Gpu | None) -> float | None:
         """The matmul rate a preflight of this GPU's host measured, FLOP/s."""
@@ -173,7 +208,10 @@ class Watch:
 
     def _evaluated(self, run: Run) -> float | None:
         """The share of the evaluation tokens that whole device batches cover, for upstream's evaluation by steps."""
-        fixed = statics.fixed_constants(self.lab.policy().trainer)
+        now = self.clock()
+        if now - self.fixed[0] > PEERS_KEPT_S:
+            self.fixed = now, statics.fixed_constants(self.lab.policy().trainer)
+        fixed = self.fixed[1]
         batch, length, tokens = run.constants.get("DEVICE_BATCH_SIZE"), fixed.get("MAX_SEQ_LEN"), fixed.get("EVAL_TOKENS")
         if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in (batch, length, tokens)):
             return None
@@ -202,15 +240,12 @@ class Watch:
         """Each experiment's gain over the best before it, in order of submission; the last few."""
         groups, _ = board.collect(self.lab, class_key, budget_s)
         floor = pooled(g.values for g in groups)
-        found: list[tuple[float, str]] = []
-        best: board.Group | None = None
-        for group in sorted(groups, key=lambda g: g.seqs[0]):
-            if best is not None:
-                gained = gain(group.values, best.values, floor)
-                found.append((gained.value, gained.badge))
-            if best is None or group.mean < best.mean:
-                best = group
-        return found[-health.FLAT_GAINS :]
+        ordered = sorted(groups, key=lambda g: g.seqs[0])
+        before: list[board.Group] = []  # the best up to each
+        for group in ordered:
+            before.append(group if not before or group.mean < before[-1].mean else before[-1])
+        pairs = list(zip(ordered[1:], before, strict=False))[-health.FLAT_GAINS :]
+        return [(found.value, found.badge) for new, best in pairs for found in (gain(new.values, best.values, floor),)]
 
     # flags
 
@@ -249,13 +284,20 @@ class Watch:
         for run_id in [r for r in self.looked if r not in live]:
             self.looked.pop(run_id, None)
             self.judged.pop(run_id, None)
+            self.models.pop(run_id, None)
 
     # ended runs
 
     def _settle(self, now: float) -> bool:
         """Flags that only the end can give, for runs that ended since the last look (an hour back after a restart); whether any did."""
+        active = {str(i) for (i,) in self.lab.store.tally("id", "phase != 'ended'")}
+        gone, self.active = self.active - active, active
+        if not gone and not self.unsettled and now - self.scanned_at < SCAN_EVERY_S:
+            return False
+        self.scanned_at = now
         since = self.settled_to or now - 3600
-        runs = self.lab.store.runs("ended_at > ? AND phase = 'ended'", (since,), order="ended_at", limit=200)
+        runs = self.lab.store.runs("ended_at > ? AND phase = 'ended'", (since,), order="ended_at", limit=SETTLED_AT_ONCE)
+        self.unsettled = len(runs) == SETTLED_AT_ONCE
         if runs:
             self.peers.clear()
         for run in runs:
@@ -268,7 +310,8 @@ class Watch:
                     same_as=self._same_as(run),
                     evaluated_share=self._evaluated(run),
                     points=(),
-                    baseline_epochs=next((r.epoch for r in self._peers(run, now).runs if r.purpose == Purpose.BASELINE), None),
+                    same_model=self._same_model(run, self._peers(run, now).runs),
+                    baseline_epochs=self._peers(run, now).baseline_epochs,
                 )
                 for finding in health.detect(view):
                     self.lab.store.raise_flag(run.id, finding.kind, str(finding.severity), finding.evidence)
@@ -316,6 +359,21 @@ class Watch:
 def _config(run: Run) -> tuple[Any, ...]:
     """What speed depends on and an experiment may change: the model and the batches."""
     return (repr(run.model_config), *(run.constants.get(k) for k in ("TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE", "SEQ_LEN")))
+
+
+SIZES = frozenset({"ASPECT_RATIO", "HEAD_DIM", "DEPTH", "WIDTH", "MODEL_DIM", "N_EMBD", "N_HEAD"})
+
+
+def same_model(run: Run, peers: list[Run]) -> tuple[str, str] | None:
+    """(id, constants) of a finished run that printed the very model this one has, though sizes differ by name."""
+    if not run.model_config or run.repeat_of or run.purpose not in (Purpose.EXPERIMENT, Purpose.TUNE):
+        return None
+    for other in peers:
+        if other.seq < run.seq and other.model_config == run.model_config:
+            names = {k for k in run.constants.keys() | other.constants.keys() if run.constants.get(k) != other.constants.get(k)} - {"SEED"}
+            if names and names <= SIZES:
+                return other.id, ", ".join(f"{n} = {run.constants.get(n)}" for n in sorted(names))
+    return None
 
 
 def _smaller_batch(run: Run, same: list[Run]) -> tuple[str, int, float] | None:

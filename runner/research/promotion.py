@@ -17,9 +17,11 @@ from runner.errors import PolicyError
 from runner.lab import Lab
 from runner.records import Purpose, Run
 from runner.research.classes import gpu_of
-from runner.research.noise import CLEAR, WITHIN, gain, pooled
+from runner.research.noise import CLEAR, WITHIN, Noise, gain, pooled
 
 CONSIDERED = "promotions_considered"  # setting: wave ids and run ids that were looked at
+KEPT = 4000  # more than the runs that are looked at again
+Ranked = dict[tuple[str | None, float], "Scope"]
 SCREENED = (Purpose.EXPERIMENT, Purpose.TUNE)
 
 
@@ -54,6 +56,21 @@ class Flip:
     gain_a: float
     gain_b: float
     clear: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """The ranking of one class and budget, read once for many runs."""
+
+    by_id: dict[str, board.Group]
+    baseline: board.Group | None
+    floor: Noise
+
+    @classmethod
+    def of(cls, lab: Lab, class_key: str | None, budget_s: float) -> Scope:
+        """Read it from the lab."""
+        groups, _ = board.collect(lab, class_key, budget_s)
+        return cls({i: g for g in groups for i in g.ids}, board.baseline_of(groups), pooled(g.values for g in groups))
 
 
 def rule_of(table: dict[str, Any] | None) -> Rule | None:
@@ -92,23 +109,21 @@ def _count(table: dict[str, Any], key: str, default: int, where: str) -> int:
 
 
 def due(lab: Lab) -> list[Due]:
-    """What the rule promotes now; what was considered is remembered with `considered`."""
+    """What the rule promotes now; what was looked at is remembered."""
     rule = rule_of(lab.policy().limits.promote)
     if rule is None:
         return []
     seen = set(lab.store.setting(CONSIDERED, []))
     found: list[Due] = []
+    ranked: Ranked = {}
+    looked: list[str] = []
     for name, runs in _ready(lab, rule, seen):
-        chosen = best_of(lab, runs, rule.top)
+        chosen = best_of(lab, runs, rule.top, ranked)
         found += [Due(r.id, rule.target, rule.budget_s, rule.seeds, why) for r, why in chosen if not _promoted(lab, r, rule)]
-        considered(lab, name)
+        looked.append(name)
+    if looked:
+        lab.store.set_setting(CONSIDERED, [*lab.store.setting(CONSIDERED, []), *looked][-KEPT:])
     return found
-
-
-def considered(lab: Lab, name: str) -> None:
-    """Remember that a wave or run was looked at."""
-    seen = lab.store.setting(CONSIDERED, [])
-    lab.store.set_setting(CONSIDERED, [*seen[-2000:], name])
 
 
 def _ready(lab: Lab, rule: Rule, seen: set[str]) -> list[tuple[str, list[Run]]]:
@@ -126,21 +141,23 @@ def _ready(lab: Lab, rule: Rule, seen: set[str]) -> list[tuple[str, list[Run]]]:
     return [(name, members) for name, members in groups.items() if name not in seen]
 
 
-def best_of(lab: Lab, runs: Sequence[Run], top: int) -> list[tuple[Run, str]]:
-    """The best `top` sources of the runs that beat their reference, best first, each with the reason in words."""
+def best_of(lab: Lab, runs: Sequence[Run], top: int, ranked: Ranked | None = None) -> list[tuple[Run, str]]:
+    """The best `top` sources of the runs that beat their reference, best first, each with the reason; `ranked` is kept between calls."""
     found: list[tuple[float, int, Run, str]] = []
-    scopes = {(r.class_key, r.budget_s) for r in runs}
-    ranked = {scope: board.collect(lab, *scope)[0] for scope in scopes}
+    ranked = {} if ranked is None else ranked
+    for scope in {(r.class_key, r.budget_s) for r in runs} - ranked.keys():
+        ranked[scope] = Scope.of(lab, *scope)
     wanted = {r.id for r in runs}
     for run in runs:
-        groups = ranked[run.class_key, run.budget_s]
-        group = next((g for g in groups if run.id in g.ids), None)
+        scope_now = ranked[run.class_key, run.budget_s]
+        group = scope_now.by_id.get(run.id)
         if group is None or run.id != next((i for i in group.ids if i in wanted), None):
             continue  # one run stands for all repeats of its source
-        reference = board.reference_of(groups, group, run)
-        if reference is None:
+        parent = scope_now.by_id.get(run.parent or "")
+        reference = parent if parent is not None and parent is not group else scope_now.baseline
+        if reference is None or reference is group:
             continue
-        gained = gain(group.values, reference.values, pooled(g.values for g in groups))
+        gained = gain(group.values, reference.values, scope_now.floor)
         if gained.value > 0 and gained.badge != WITHIN:
             error = f" ± {gained.se:.6f}" if gained.se is not None else ", noise unknown"
             found.append((group.mean, run.seq, run, f"{gained.value:+.6f}{error} over {reference.ids[0]}"))

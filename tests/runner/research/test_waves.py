@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from runner import verbs
+from runner import queries, verbs
 from runner.errors import UnknownName
 from runner.lab import Lab
 from runner.records import Submission, WaveRequest
+from runner.research.classes import class_key
 from runner.research.waves import analyse_wave, heat_map, noise_floor
 from tests.runner.labs import finish, make_lab
 
@@ -72,3 +73,30 @@ def test_levels_that_came_out_as_one_model_are_named(lab: Lab) -> None:
     assert [n for n in notes if "same model" in n] == [
         "DEPTH = 8, 10 gave one and the same model, because sizes are rounded: their difference is noise."
     ]
+
+
+def test_report_ones_own_sequence_comes_out_as_its_author_read_it(lab: Lab) -> None:
+    """Baseline, fused-optimizer compile, 2**18, 2**17, then the longer budget: attributes may win, and a budget is a rung of its own."""
+    told = [
+        (1.165452, {"compile": "none"}, {"TOTAL_BATCH_SIZE": 2**19}),
+        (1.155400, {"compile": "optimizer"}, {"TOTAL_BATCH_SIZE": 2**19}),
+        (1.108381, {"compile": "optimizer"}, {"TOTAL_BATCH_SIZE": 2**18}),
+        (1.089424, {"compile": "optimizer"}, {"TOTAL_BATCH_SIZE": 2**17}),
+    ]
+    ids = []
+    facts = {"gpu_name": "NVIDIA GeForce RTX 5090", "torch": "2.9", "driver": "580", "evaluator": "e"}
+    key = class_key(facts)
+    for n, (value, attributes, overrides) in enumerate(told):
+        wish = Submission(
+            overrides={**overrides, **({"NAME": "fused"} if n else {})}, budget_s=20, purpose="experiment" if n else "baseline"
+        )
+        ids.append(verbs.submit(lab, wish, who="cli").run_ids[0])
+        finish(lab, ids[-1], value, class_key=key, attributes=attributes)
+    long = verbs.promote(lab, ids[-1], who="cli", budget_s=80).run_ids[0]
+    finish(lab, long, 0.999445, class_key=key, attributes=told[-1][1], budget_s=80.0)
+    shown = queries.leaderboard(lab, class_key=key, budget_s=20.0)
+    assert [r["id"] for r in shown["rows"]] == ids[::-1]
+    assert [round(r["gain"], 6) for r in shown["rows"]] == [0.076028, 0.057071, 0.010052, 0.0]
+    assert [(s["budget_s"], s["id"]) for s in shown["ladder"]] == [(20.0, ids[-1]), (80.0, long)]
+    assert [s["class"] for s in shown["classes"]] == [key, key]  # one class: what the agent changed is no part of it
+    assert {r["badge"] for r in shown["rows"]} == {"unknown", "baseline"}  # nothing was repeated
