@@ -249,11 +249,7 @@ class Reader:
             if uuid not in self._history:
                 self._history[uuid] = deque(past_of(lab, gpu, time.time()) if lab else (), maxlen=HISTORY)
             past, filling = self._history[uuid], self._filling.setdefault(uuid, [])
-            value = gpu.get("mfu_percent")
-            if value is None:
-                value = (gpu.get("sample") or {}).get("util_pct")
-            if gpu.get("state") == "lost":
-                value = None
+            value = pulse(gpu)
             if not filling:
                 past.append(None)
             filling.append(value)
@@ -279,6 +275,18 @@ class Reader:
         return out
 
 
+def pulse(gpu: Json) -> float | None:
+    """What a history shows: MFU; utilisation where the card's peak is not known; tokens a second on a CPU; None while it idles."""
+    if gpu.get("state") == "lost":
+        return None
+    speed = gpu.get("tok_s")
+    if gpu.get("index") is None:
+        return speed
+    if gpu.get("mfu_percent") is None and speed is not None:
+        return (gpu.get("sample") or {}).get("util_pct")
+    return gpu.get("mfu_percent")
+
+
 def mean(values: Sequence[float | None]) -> float | None:
     """Mean of what is known."""
     known = [v for v in values if v is not None]
@@ -286,16 +294,19 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 
 def past_of(lab: Lab, gpu: Json, now: float) -> list[float | None]:
-    """The history of a GPU before the screen was opened, from the samples the daemon kept: MFU by its run's speed, else utilisation."""
-    mfu, speed = gpu.get("mfu_percent"), gpu.get("tok_s")
-    factor = float(mfu) / float(speed) if mfu is not None and speed else None
+    """The history of a GPU before the screen was opened, from the samples the daemon kept, by its run's speed."""
+    pulsing, speed = pulse(gpu), gpu.get("tok_s")
+    if pulsing is None or not speed:
+        return []
+    factor = float(pulsing) / float(speed)
     start = int(now) - PAST_CELLS * CELL_S
     cells: list[list[float | None]] = [[] for _ in range(PAST_CELLS)]
     for sample in lab.store.samples("gpu_uuid = ? AND at >= ? AND at < ?", (gpu["uuid"], start, int(now))):
-        if factor is None:
-            value = sample.util_pct
-        else:
-            value = factor * sample.tok_s if sample.tok_s is not None and sample.run_id == gpu.get("run") else None
-        cells[(sample.at - start) // CELL_S].append(value)
-    first = next((i for i, c in enumerate(cells) if c), PAST_CELLS)
-    return [mean(c) for c in cells[first:]]
+        known = sample.tok_s is not None and sample.run_id == gpu.get("run")
+        cells[(sample.at - start) // CELL_S].append(factor * sample.tok_s if known and sample.tok_s else None)
+    first = next((i for i, c in enumerate(cells) if mean(c) is not None), PAST_CELLS)
+    past = [mean(c) for c in cells[first:]]
+    for at in range(1, len(past)):
+        if past[at] is None and any(v is not None for v in past[at + 1 : at + 4]):
+            past[at] = past[at - 1]  # samples are thinned with age
+    return past

@@ -340,7 +340,7 @@ class FakeEngine:
             power_w=round(watts * ((0.86 if training else 0.35) + sway / 100), 1),
             sm_mhz=1755 if training else 1980,
             temp_c=round(63 + sway) if training else 44,
-            processes=[{"pid": None, "used_mib": sim.script.mem_mib, "name": "train.py", "user": None}],
+            processes=[{"pid": None, "used_mib": sim.script.mem_mib, "name": "train.py", "user": None, "run": sim.run_id}],
         )
         return sample
 

@@ -84,3 +84,30 @@ async def test_figures_that_no_longer_move_do_not_look_alive(tmp_path: Path) -> 
         assert "no data for 1m" in cards[gpu.uuid] and "W" not in cards[gpu.uuid].replace("MFU", "")
         lost = cards["GPU-beta-00"]
         assert "its host is down" in lost and "no link" in lost and "51.3%" not in lost and "625" not in lost
+
+
+async def test_a_cpu_slot_shows_its_speed_and_an_unknown_card_its_use(tmp_path: Path) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    lab.store.upsert_host("here", kind="local", state="up", since=rows.NOW - 100, paused=0, drain=0)
+    common = {
+        "phase": "running",
+        "stage": "training",
+        "share": 0.5,
+        "step": 57,
+        "loss": 5.1,
+        "remaining_s": 10.0,
+        "host": "here",
+        "budget_s": 20.0,
+    }
+    run = rows.add_run(lab, tok_s=1820.0, **common)
+    lab.store.upsert_gpu("CPU:here", host="here", name="CPU", state="busy", since=rows.NOW - 20, run_id=run)
+    other = rows.add_run(lab, tok_s=9e5, gpu_name="NVIDIA Unknown 9000", flops_per_token=3e8, **common)
+    rows.add_gpu(lab, "here", 0, "NVIDIA Unknown 9000", run_id=other)
+    rows.beat(lab)
+    async with opened(lab, size=(100, 30)) as (room, _):
+        shown = screen_text(room)
+        assert "tok/s" in shown and "1.8k" in shown and "step 57" in shown and "budget 20 s" in shown
+        wall = room.screen.query_one(GpuWall)
+        unknown = "\n".join(line.text for line in card(wall.rows[-1] if wall.rows[-1]["index"] == 0 else wall.rows[0], 40, False))
+        assert "?" in unknown and "MFU" not in unknown
+        room.screen.query_one(GpuWall).set_mode("rows", 1)

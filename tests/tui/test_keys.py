@@ -170,6 +170,8 @@ async def test_runs_made_from_runs(lab: Lab) -> None:
         await pilot.press("P")
         await filled(room, pilot, "", "", "1")
         await until(lambda: "A promotion changes something" in screen_text(room))
+        room.screen.query(Input).first().value = "typed here"
+        await until(lambda: "typed here" in screen_text(room))
         await filled(room, pilot, "H200", "600", "1")
         await until(lambda: lab.store.count_runs() == count + 4)
         promoted = lab.store.runs(order="seq DESC", limit=1)[0]
@@ -222,6 +224,7 @@ async def test_the_filter_narrows_while_typing(lab: Lab) -> None:
         await until(lambda: len(table.rows) > 20)
         await pilot.press("slash", *"wave:w1")
         await until(lambda: len(table.rows) == 9)
+        assert "wave:w1" in screen_text(room).splitlines()[-2], "what is typed is seen, above the keys"
         await pilot.press("enter")
         assert table.has_focus and "/wave:w1" in screen_text(room)
         await pilot.press("slash", *" vall<1")

@@ -58,8 +58,9 @@ def _parts(snapshot: Snapshot, now: float, readonly: bool, frozen: bool) -> list
         queue.append((" PAUSED p", "warn"))
     if state.proposed:
         queue.append((f" +{state.proposed} to approve", "warn"))
+    word = "slot" if any(g.get("index") is None for g in snapshot.gpus) else "GPU"  # a host without a GPU has one CPU slot
     gpus: list[Span] = [
-        (f"{state.total_gpus - state.idle_gpus}/{plural(state.total_gpus, 'GPU')} busy", "warn" if state.idle_gpus and state.queued else "")
+        (f"{state.total_gpus - state.idle_gpus}/{plural(state.total_gpus, word)} busy", "warn" if state.idle_gpus and state.queued else "")
     ]
     best: list[Span] = (
         [("best ", "muted"), (number(state.best_bpb, 6), "good"), (f" {safe(state.best_id, 12)}", "muted")] if state.best_id else []
@@ -138,7 +139,8 @@ def _idle(snapshot: Snapshot, state: LabState) -> list[Alert]:
     if not idle or not state.daemon_alive:
         return []
     longest = max((g.get("since_s") or 0.0) for g in idle)
-    what = f"{plural(len(idle), 'GPU')} idle, the longest for {age(longest)}"
+    word = "slot" if any(g.get("index") is None for g in idle) else "GPU"
+    what = f"{plural(len(idle), word)} idle, the longest for {age(longest)}"
     if state.paused and state.queued:
         return [("warn", f"{what}: the queue is paused (p resumes) with {plural(state.queued, 'run')} waiting.")]
     if longest < 20:

@@ -36,7 +36,7 @@ class Box(Vertical):
     Box Static { width: 100%; height: auto; }
     Box .quiet { color: $text-muted; }
     Box .wrong { color: $text-error; }
-    Box Input { border: none; height: 1; padding: 0 1; background: $surface-lighten-1; margin: 0 0 1 0; }
+    Box Input { background: $surface-lighten-1; margin: 0 0 1 0; }
     Box Lines { height: auto; max-height: 24; border: none; background: $surface; }
     """
 
@@ -107,7 +107,7 @@ class Form(ModalScreen[dict[str, str] | None]):
                 yield Static(Content(note), classes="quiet")
             for field in self.fields:
                 yield Static(Content(field.label))
-                yield Input(field.value, id=f"field-{field.name}", select_on_focus=False)
+                yield Input(field.value, id=f"field-{field.name}", select_on_focus=False, compact=True)
             yield Static("", classes="wrong", id="wrong")
             yield Static(Content("Enter sends · Tab next line · Esc cancels"), classes="quiet")
 
@@ -168,13 +168,15 @@ class FilterLine(Input):
     """The `/` line at the bottom of a page: filters while typed, Enter keeps, Esc clears."""
 
     DEFAULT_CSS = """
-    FilterLine { display: none; border: none; height: 1; padding: 0 1; background: $surface; dock: bottom; }
+    FilterLine { display: none; padding: 0 1; background: $surface-lighten-1; }
     FilterLine.-open { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "drop", "clear the filter", show=False)]
 
     def __init__(self, changed: Callable[[str], None], closed: Callable[[], None]) -> None:
-        super().__init__(placeholder="filter: words  gpu:h200  wave:w3  val<0.99  flag:any  DEPTH=12  -outcome:crashed", id="filter")
+        super().__init__(
+            placeholder="filter: words  gpu:h200  wave:w3  val<0.99  flag:any  DEPTH=12  -outcome:crashed", id="filter", compact=True
+        )
         self.when_typed, self.when_closed = changed, closed
 
     def open(self, text: str) -> None:

@@ -174,17 +174,33 @@ def card(gpu: Row, width: int, selected: bool) -> list[Line]:
     name = crop(f" {label(gpu)} {short_gpu(gpu.get('name'))} ", max(4, inner - len(right) - 3))
     top = Line(("╭─", edge), (glyph, style), (name, "strong"))
     top.add("─" * max(0, width - top.width - len(right) - 2), edge).add(right, "title" if gpu.get("run") else style).add("─╮", edge)
-    # what moves every second stands together: a repaint covers the columns between the first and the last change of a row
-    warm, style = heat(gpu)
-    rows = [
-        Line(("MFU ", "muted"), (steady(history(gpu), max(4, inner - 12)), "good"), (fit(mfu_text(gpu), 8, "right"), "accent")),
-        Line(("use ", "muted"), (f"{number(_sample(gpu).get('util_pct'), 0, '%'):>4}  {power_text(gpu):>8}  ", ""), (warm, style)),
-        Line(("mem ", "muted"), (memory_text(gpu), ""), ("  ", ""), note(gpu)),
-        _progress(gpu, run, inner),
-    ]
+    rows = [*(_cpu_rows(gpu, run, inner) if gpu.get("index") is None else _gpu_rows(gpu, inner)), _progress(gpu, run, inner)]
     out = [top.fitted(width)]
     out += [Line(("│ ", edge)).extend(r.fitted(inner).spans).add(" │", edge).measured(width) for r in rows]
     return [*out, Line(("╰" + "─" * (width - 2) + "╯", edge))]
+
+
+def _gpu_rows(gpu: Row, inner: int) -> list[Line]:
+    """MFU with its history, use, memory. What moves every second stands together: a repaint covers all between its changes."""
+    warm, style = heat(gpu)
+    name = "use " if mfu_text(gpu) == "?" else "MFU "
+    return [
+        Line((name, "muted"), (steady(history(gpu), max(4, inner - 12)), "good"), (fit(mfu_text(gpu), 8, "right"), "accent")),
+        Line(("use ", "muted"), (f"{number(_sample(gpu).get('util_pct'), 0, '%'):>4}  {power_text(gpu):>8}  ", ""), (warm, style)),
+        Line(("mem ", "muted"), (memory_text(gpu), ""), ("  ", ""), note(gpu)),
+    ]
+
+
+def _cpu_rows(gpu: Row, run: Row, inner: int) -> list[Line]:
+    """A slot without a GPU: speed with its history, steps, what is wrong."""
+    step, budget = number(run.get("step")), number(run.get("budget_s"), 0, " s")
+    return [
+        Line(("tok/s ", "muted"), (steady(history(gpu), max(4, inner - 14)), "good"), (fit(rate(gpu.get("tok_s")), 8, "right"), "accent")),
+        Line(("step ", "muted"), (f"{step:<8}", ""), ("budget ", "muted"), (budget, ""))
+        if run
+        else Line(("no GPU: one run at a time", "muted")),
+        Line(note(gpu)),
+    ]
 
 
 def _progress(gpu: Row, run: Row, inner: int) -> Line:
