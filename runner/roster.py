@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from runner.lab import Lab
     from runner.policy import HostPolicy, Limits
 
-LOCKED_RETRY_S = 15.0  # a GPU whose lock another program held is tried again after this long
-
 
 @dataclass(slots=True)
 class Track:
