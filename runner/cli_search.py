@@ -40,7 +40,7 @@ def compare(
     budget: Annotated[float | None, typer.Option("--budget", metavar="S", help="Budget in seconds (default: the policy's).")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Two GPU types side by side: ranks and relative gains over the same baseline, and where they disagree about the order."""
+    """Two GPU types side by side. Ranks, relative gains over the same baseline, and where they disagree about the order."""
     lab = lab_of(context, readonly=True)
     a, b = (promotion.class_of_type(lab, t) for t in (first, second))
     for wish, found in ((first, a), (second, b)):
@@ -83,7 +83,7 @@ def tune(
     restart: Annotated[bool, typer.Option("--restart", help="Forget an unfinished tune and begin anew.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Tune total batch and learning rate by ordinary runs, then try the winner at a longer budget. Goes on where it was stopped."""
+    """Tune batch and learning rate, by runs. The winner is tried at a longer budget; the same command goes on where it was stopped."""
     lab = lab_of(context, create=True)
     short = submitting.checked_budget(lab.policy().limits, budget)
     plan = Plan(
