@@ -6,6 +6,7 @@ CLI, MCP and TUI show what these functions return. Nothing here writes; a lab op
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -292,11 +293,15 @@ def read_log(lab: Lab, run_id: str, *, offset: int | None = None, limit: int = 6
 def _slice(path: Path, offset: int | None, limit: int) -> tuple[bytes, int]:
     """Bytes of a regular file, links not followed; empty when it is not there."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe in its place would have us wait for ever
     except OSError:
         return b"", 0
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        return b"", 0
     with os.fdopen(descriptor, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
+        size = found.st_size
         file.seek(offset if offset is not None else max(size - limit, 0))
         return file.read(limit), size
 

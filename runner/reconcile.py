@@ -50,7 +50,7 @@ async def observe(roster: Roster, engine: Engine, track: Track, state: State) ->
     if track.run.phase == Phase.UNREACHABLE:
         roster.update(track, phase=Phase.STARTING if track.run.started_at is None else Phase.RUNNING, unreachable_since=None)
     if state.phase == "absent":
-        await _absent(roster, track)
+        await _absent(roster, track, state)
         return
     track.absent_since = None
     _unreadable(roster, track, state)
@@ -73,9 +73,10 @@ def _out_of_reach(roster: Roster, track: Track) -> None:
         roster.update(track, phase=Phase.UNREACHABLE, unreachable_since=time.time())
 
 
-async def _absent(roster: Roster, track: Track) -> None:
+async def _absent(roster: Roster, track: Track, state: State) -> None:
     """A run with a row but no directory: not started yet (a crash came between), or its directory was deleted."""
-    if track.run.started_at is None:
+    handed_over = state.gone and track.launches > 0  # its supervisor was on record: the directory was deleted before we looked
+    if track.run.started_at is None and not handed_over:
         if track.run.wanted == "cancel":
             finishing.end(roster, track, Outcome.CANCELLED, cause_text="cancelled before it started")
             return

@@ -62,6 +62,7 @@ class State:
     heartbeat_age_s: float | None = None
     log_bytes: int | None = None
     events_bytes: int | None = None
+    gone: bool = False  # absent, and so is the run directory itself
     unreadable: dict[str, str] = field(default_factory=dict)  # file → why, for files that are there and give no bytes
 
 

@@ -90,6 +90,7 @@ def state_from(answer: Mapping[str, Any]) -> State:
         heartbeat_age_s=answer.get("heartbeat_age_s"),
         log_bytes=answer.get("log_bytes"),
         events_bytes=answer.get("events_bytes"),
+        gone=bool(answer.get("gone")),
         unreadable=answer.get("unreadable") or {},
     )
 

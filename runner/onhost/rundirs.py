@@ -54,7 +54,7 @@ def state(run_dir: str, *, sweep: bool = True) -> Dict[str, Any]:
     try:
         dir_fd = files.open_dir(run_dir)
     except OSError:
-        return {"phase": "absent"}
+        return {"phase": "absent", "gone": True}
     try:
         status, phase = settled_status(dir_fd)
         answer: Dict[str, Any] = {"phase": phase, "status": status, "heartbeat_age_s": heartbeat_age(dir_fd)}
