@@ -110,7 +110,7 @@ async def look(host: HostPolicy, engine: Engine, report: HostReport) -> list[Che
     except (OvernightError, asyncio.TimeoutError) as problem:
         return [*checks, gpus(report), verdict("python", False, f"the host could not be asked: {problem or 'no answer in time'}")]
     checks += [gpus(report), driver(report, found), *interpreter(found, bool(uuids)), disk(host, report, engine), data(report, found)]
-    checks += [*strangers(report), *holders(engine, found)]
+    checks += [*measured(report), *strangers(report), *holders(engine, found)]
     return checks
 
 
@@ -218,6 +218,19 @@ def data(report: HostReport, found: dict[str, Any]) -> Check:
     if not names:
         return verdict("data", None, f"none in {report.info['data_dir']} yet; `hosts setup` or the first run prepares it")
     return verdict("data", True, f"{len(names)} files in {report.info['data_dir']}", names[:10])
+
+
+def measured(report: HostReport) -> list[Check]:
+    """What the trainer's preflight measured on a GPU of this host."""
+    found = report.info.get("preflight")
+    if not found or not found.get("matmul_flops"):
+        return []
+    rate, peak = float(found["matmul_flops"]), found.get("peak_flops")
+    share = f", {100 * rate / float(peak):.0f} % of its peak" if peak else ""
+    choices = ", ".join(f"{name.lower()} {value}" for name, value in (found.get("choices") or {}).items())
+    return [
+        verdict("preflight", True, f"{found.get('gpu_name')}: {rate / 1e12:.0f} TFLOP/s{share}{'; ' + choices if choices else ''}", rate)
+    ]
 
 
 def strangers(report: HostReport) -> list[Check]:

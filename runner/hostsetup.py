@@ -1,5 +1,5 @@
-"""`overnight hosts setup NAME`: the trainer, a venv with the torch build the host's driver can use, and the data, all below the host's
-workdir.
+"""`overnight hosts setup NAME`: the trainer, a venv with the torch build the host's driver can use, the data, and one measured GPU, all
+below the host's workdir.
 
 The steps are onhost/preparing.py, started like a run, so setting up goes on when the link or the daemon does not; asked again, it is
 taken up.
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 LAB = "setup"
 LIMIT_S = 3600.0
+CONNECT_S = 25.0
 TORCH_INDEX = "https://download.pytorch.org/whl"
 # The oldest driver branch each CUDA major version runs on (NVIDIA, "CUDA Compatibility", minor version compatibility).
 DRIVER_OF_CUDA13, DRIVER_OF_CUDA12 = 580, 525
@@ -49,31 +50,53 @@ async def setup(host: HostPolicy, engine: Engine | None, progress: Callable[[str
     if not isinstance(engine, SshEngine):
         raise RequestError(f"{host.name} is of kind {host.kind}, which needs no setup.", next_step="")
     progress("connecting")
+    await connected(host, engine)
+    for _ in range(100):  # the driver and the cards decide the plan: hear of them first
+        if engine.telemetry.heard:
+            break
+        await asyncio.sleep(0.1)
+    facts = await engine.inspect(python=None)
+    sample = next(iter(engine.telemetry.samples()), {})
+    facts["driver"] = sample.get("driver") or facts["driver"]  # a container may hide /proc/driver
+    facts["gpu"] = sample.get("uuid")
+    plan = make_plan(host, engine.trainer, facts, engine.info())
+    for attempt in range(3):
+        try:
+            run_id = await begin(engine, plan)
+            break
+        except HostError as problem:  # cut off in the middle: begun or not, beginning again is harmless
+            if attempt == 2:
+                raise
+            progress(f"again, after: {problem.message}")
+            await connected(host, engine)
+    return await follow(host, engine, run_id, progress)
+
+
+async def connected(host: HostPolicy, engine: SshEngine) -> None:
+    """Wait for the connection; raises the reason when it does not come."""
     engine.link.retry_now()
-    deadline = asyncio.get_running_loop().time() + 25
+    deadline = asyncio.get_running_loop().time() + CONNECT_S
     while not engine.link.up:
         if asyncio.get_running_loop().time() > deadline:
             raise engine.link.error or HostError(f"{host.name} does not answer.")
         await asyncio.sleep(0.1)
-    facts = await engine.inspect(python=None)
-    plan = make_plan(host, engine.trainer, facts, str(engine.link.hello["workdir"]))
-    run_id = await begin(engine, plan)
-    return await follow(host, engine, run_id, progress)
 
 
-def make_plan(host: HostPolicy, trainer: TrainerPolicy, facts: dict[str, Any], workdir: str) -> dict[str, Any]:
+def make_plan(host: HostPolicy, trainer: TrainerPolicy, facts: dict[str, Any], info: dict[str, Any]) -> dict[str, Any]:
     """What preparing.py is to do on a host with that driver."""
     needs = requirements(trainer.folder)
     torch = next((need for need in needs if re.match(r"torch\b(?!-)", need)), None)
     build, index_url = torch_build(facts.get("driver"))
+    measurable = facts.get("gpu") and (trainer.folder / "preflight.py").is_file()
     return {
-        "workdir": workdir,
+        "workdir": info["workdir"],
         "python": host.python,
         "torch": torch,
         "torch_build": build,
         "index_url": index_url if torch else None,
         "requirements": [need for need in needs if need != torch],
         "data_command": trainer.data_command,
+        "preflight": {"gpu": facts["gpu"], "lock_dir": info["lock_dir"]} if measurable else None,
     }
 
 
@@ -193,4 +216,5 @@ async def follow(host: HostPolicy, engine: SshEngine, run_id: str, progress: Cal
         why = failed or status.get("detail") or f"it ended with {status.get('exit_code') or status.get('reason') or state['phase']}"
         raise HostError(f"Setting up {host.name} failed: {why}.", next_step=f"Mend that and run it again. The last lines:\n{last}")
     await engine.refresh()
-    return {"host": host.name, "python": engine.run_python(), "steps": steps, "log": lines[-40:]}
+    notes = [line[len("NOTE ") :] for line in lines if line.startswith("NOTE ")]
+    return {"host": host.name, "python": engine.run_python(), "steps": steps, "notes": notes, "log": lines[-40:]}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from runner.engines import dirs
 from runner.engines.base import HostReport, Spec, State
 from runner.errors import EngineError, HostError
-from runner.onhost import locks, procs, rundirs
+from runner.onhost import inspecting, locks, procs, rundirs
 from runner.policy import HostPolicy
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ class LocalEngine:
             "data_dir": str(self.data_dir),
             "cache_dir": str(self.lab_dir / "cache"),
             "lock_dir": locks.default_dir(),
+            "preflight": inspecting.preflight(str(self.data_dir)),
             "environment": rundirs.inherited(os.environ),
         }
 

@@ -103,6 +103,19 @@ def probe(python: str, limit_s: float) -> Dict[str, Any]:
         return {"error": "%s ended with %d: %s" % (python, done.returncode, said)}
 
 
+def preflight(data_dir: str) -> Optional[Dict[str, Any]]:
+    """What the trainer's newest preflight measured here: gpu_name, matmul_flops, peak_flops, choices, at; None when it never ran."""
+    try:
+        names = [name for name in os.listdir(data_dir) if name.startswith("preflight-") and name.endswith(".json")]
+        path = max((os.path.join(data_dir, name) for name in names), key=os.path.getmtime)
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        kept = {key: found.get(key) for key in ("gpu_name", "matmul_flops", "peak_flops", "choices")}
+        return dict(kept, at=round(os.path.getmtime(path)))
+    except (OSError, ValueError, AttributeError):
+        return None  # none there (max of nothing is a ValueError), or not one of ours
+
+
 def data_files(folder: str) -> Optional[List[str]]:
     """Names in the data folder (at most 50); None when there is none."""
     try:

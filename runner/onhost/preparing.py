@@ -3,12 +3,14 @@ lost link does not stop it, and may be repeated: what is done already is found d
 
     python -I -c '…preparing.main()' plan.json      in a folder that holds the trainer's files in files/
 
-Plan: {workdir, python or null, requirements, torch, index_url or null, data_command or null}. Prints `STEP n/m words` lines. Writes
+Plan: {workdir, python or null, requirements, torch, index_url or null, data_command or null, preflight: {gpu, lock_dir} or null}. Prints
+`STEP n/m words` lines. Writes
 only below workdir.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -16,7 +18,10 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional
 
-STEPS = 4
+from . import locks, procs
+
+STEPS = 5
+PREFLIGHT_LIMIT_S = 900
 
 
 class StepError(Exception):
@@ -93,6 +98,23 @@ def prepare_data(python: str, plan: Dict[str, Any], trainer: str) -> None:
     run(command, "preparing the data", cwd=trainer, env=env)
 
 
+def preflight(python: str, plan: Dict[str, Any], trainer: str) -> None:
+    """Let the trainer measure one GPU, under that GPU's lock. Not having it is a pity and no failure."""
+    wish = plan["preflight"]
+    env = dict(os.environ, OVERNIGHT_DATA=os.path.join(plan["workdir"], "data"), CUDA_VISIBLE_DEVICES=wish["gpu"], PYTHONUNBUFFERED="1")
+    try:
+        lock = locks.GpuLocks(wish["lock_dir"], [wish["gpu"]])
+        if not lock.try_take():
+            print("NOTE %s is busy, so it was not measured; run the setup again when it is free" % wish["gpu"], flush=True)
+            return
+        lock.write_notes(**locks.who("setup", "preflight"))
+        run([python, "preflight.py", "--quick"], "measuring the GPU", cwd=trainer, env=env, timeout=PREFLIGHT_LIMIT_S)
+        lock.write_notes(boot_id=procs.boot_id())
+        lock.release()
+    except (StepError, OSError, subprocess.TimeoutExpired) as problem:
+        print("NOTE %s" % problem, flush=True)
+
+
 def main(argv: Optional[List[str]] = None) -> int:
     """All steps; 0 when the host is ready."""
     words = sys.argv[1:] if argv is None else argv
@@ -100,6 +122,8 @@ def main(argv: Optional[List[str]] = None) -> int:
         plan = json.load(file)
     workdir = plan["workdir"]
     trainer = os.path.join(workdir, "trainer")
+    only_one = os.open(os.path.join(workdir, "setup.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(only_one, fcntl.LOCK_EX)  # two labs may set up the same workdir: one after the other
     try:
         if plan.get("python"):
             python = plan["python"]
@@ -114,6 +138,9 @@ def main(argv: Optional[List[str]] = None) -> int:
         if plan.get("data_command"):
             say(4, "preparing data and tokenizer in %s/data" % workdir)
             prepare_data(python, plan, trainer)
+        if plan.get("preflight"):
+            say(5, "measuring %s" % plan["preflight"]["gpu"])
+            preflight(python, plan, trainer)
         say(STEPS, "ready")
     except (StepError, OSError) as problem:
         print("FAILED %s" % problem, flush=True)

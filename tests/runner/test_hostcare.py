@@ -93,7 +93,7 @@ class TestOnHosts:
         work = net.hosts[0].work
         assert (work / "data" / "tokens.bin").read_text() == "x" and (work / "trainer" / "train.py").exists()
         assert result["python"] == sys.executable and told[0] == "connecting"
-        assert [step.split()[1] for step in result["steps"]] == ["1/4", "3/4", "4/4", "4/4"] and result["steps"][-1].endswith("ready")
+        assert [step.split()[1] for step in result["steps"]] == ["1/5", "3/5", "4/5", "5/5"] and result["steps"][-1].endswith("ready")
         assert not (work / "venv").exists()
         again = await hostsetup.setup(engine.host, engine, told.append)
         assert again["steps"] == result["steps"]
@@ -107,6 +107,23 @@ class TestOnHosts:
         venv_python = f"{net.hosts[0].work}/venv/bin/python"
         assert result["python"] == venv_python == engine.info()["python"]
         assert any("have it" in line for line in result["log"])
+
+    async def test_setup_lets_the_trainer_measure_a_gpu_under_its_lock(self, net: Net, engines: Any, tmp_path: Path) -> None:
+        write_trainer(tmp_path, "")
+        (tmp_path / "trainer" / "preflight.py").write_text(
+            "import json, os\n"
+            "found = {'gpu_name': 'NVIDIA H100', 'matmul_flops': 6e14, 'peak_flops': 989.5e12, 'choices': {'ATTENTION': 'cudnn'}}\n"
+            "assert os.environ['CUDA_VISIBLE_DEVICES'] == 'GPU-1a'\n"
+            "json.dump(found, open(os.environ['OVERNIGHT_DATA'] + '/preflight-x.json', 'w'))\n"
+        )
+        engine = await engines(relabel(tmp_path), min_free_disk_mib=1)
+        while not engine.telemetry.samples():
+            await asyncio.sleep(0.05)
+        result = await hostsetup.setup(engine.host, engine, lambda text: None)
+        assert "STEP 5/5 measuring GPU-1a" in result["steps"] and result["notes"] == []
+        assert (await engine.capacity())[0].info["preflight"]["matmul_flops"] == 6e14
+        check = by_name(await hostcare.check(engine.host, engine))["preflight"]
+        assert check["text"] == "NVIDIA H100: 600 TFLOP/s, 61 % of its peak; attention cudnn"
 
     async def test_setup_that_fails_says_which_step_and_shows_why(self, engines: Any, tmp_path: Path) -> None:
         write_trainer(tmp_path, "raise SystemExit('no corpus here')")
