@@ -89,6 +89,8 @@ class Dispatcher:
             "id, priority, seq, gpu_type, want_host, agent, created_at",
             "phase != 'ended' AND phase = 'queued' AND wanted = 'run' ORDER BY priority DESC, seq",
         )
+        if not rows:
+            self.roster.note("launch", None)
         self.paused_agents = set(store.setting("paused_agents", []))
         self.limit = self.spent() or self.roster.fitness.hold(TRAINER)
         wishes = []

@@ -92,8 +92,9 @@ def _record_host(roster: Roster, report: HostReport, before: Host | None, now: f
     floor = disk_floor(roster, name)
     if report.disk_free_mib is not None and report.disk_free_mib < floor:
         store.raise_flag(name, "disk_low", Severity.BAD, f"{report.disk_free_mib} MiB free, floor {floor} MiB: no new run starts here")
-    elif store.clear_flag(name, "disk_low"):
-        roster.note(f"disk of {name}", None)
+        return
+    roster.note(f"disk of {name}", None)
+    if store.clear_flag(name, "disk_low"):
         roster.changed.set()
 
 
