@@ -74,10 +74,10 @@ bench: $(VENV)/.tests  ## every benchmark of tests/bench, each prints a table
 	@$(SCRATCH) && for b in $$(grep -l __main__ tests/bench/*.py); do echo; echo "== $$b"; $(PY) -m tests.bench.$$(basename $$b .py) $(ARGS) || exit 1; done
 
 shots: $(VENV)/.tests  ## the pictures of the README, rendered from the real screens
-	@$(SCRATCH) && $(PY) tests/shots.py $(ARGS)
+	@$(SCRATCH) && $(PY) -m tests.shots $(ARGS)
 
 soak: $(VENV)/.tests  ## a long randomised fault test of the ssh engine (root, needs test-deps)
-	@$(SCRATCH) && $(PY) tests/soak.py $(ARGS)
+	@$(SCRATCH) && $(PY) -m tests.soak $(ARGS)
 
 clean:  ## remove .venv, build/ and caches; labs stay
 	@rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache overnight.egg-info

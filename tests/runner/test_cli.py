@@ -216,3 +216,11 @@ def test_reading_commands_import_no_face(lab: Lab, tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-I", "-c", code, str(lab.path)], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_every_command_of_the_format_page_exists(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "runner" / "FORMAT.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text[text.index("| command | object |") :].splitlines() if line.startswith("| `")]
+    promised = {part.split()[0] for row in rows for part in row.split("`")[1::2]}
+    known = set(program("--help", cwd=tmp_path).out.split("Commands:")[1].split())
+    assert {"run", "waves", "tune"} <= promised and promised <= known
