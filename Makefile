@@ -1,4 +1,4 @@
-# Two commands on a fresh clone: `make demo` and `make test`. Everything lands in .venv and build/ of this checkout;
+# Two commands on a fresh clone: `make demo` and `make test`. Everything lands in .venv, build/ and .cache/ of this checkout;
 # outside of it only pip's cache grows. `make` alone lists the targets.
 PYTHON ?= python3
 SHELL := /bin/bash
@@ -79,5 +79,5 @@ shots: $(VENV)/.tests  ## the pictures of the README, rendered from the real scr
 soak: $(VENV)/.tests  ## a long randomised fault test of the ssh engine (root, needs test-deps)
 	@$(SCRATCH) && $(PY) -m tests.soak $(ARGS)
 
-clean:  ## remove .venv, build/ and caches; labs stay
-	@rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache overnight.egg-info
+clean:  ## remove .venv, build/, .cache/ and caches; labs stay
+	@rm -rf $(VENV) build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache overnight.egg-info
