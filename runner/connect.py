@@ -70,8 +70,18 @@ def _claude(lab: Path, home: Path, folder: Path, write: bool) -> str:
             f"A skill that teaches it the tools goes to {skill}; --write installs both.\n"
             f"Check with `claude mcp get {NAME}`: it must say Connected.\n"
         )
-    done = run_client("claude", command, home)
+    settings = home / ".claude.json"
+    done = f"{settings} has this entry already.\n" if known_to_claude(settings, lab) else run_client("claude", command, home)
     return f"{done}{write_skill(skill)}Check with `claude mcp get {NAME}`: it must say Connected.\n"
+
+
+def known_to_claude(settings: Path, lab: Path) -> bool:
+    """Whether Claude Code's user settings name this very server; what cannot be read is left to its own command to judge."""
+    try:
+        entry = json.loads(settings.read_text(encoding="utf-8"))["mcpServers"][NAME]
+        return [entry["command"], *entry["args"]] == server_command(lab)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def claude_http(lab: Path) -> list[str]:

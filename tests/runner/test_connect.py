@@ -95,6 +95,12 @@ def test_claude_gets_its_own_command_and_the_skill(tmp_path: Path, monkeypatch: 
     assert arguments[arguments.index("--") + 1 :] == server_command(LAB)
     (tmp_path / ".claude/skills/overnight/SKILL.md").write_text("mine")
     assert "left as it is" in connect("claude", LAB, write=True, home=tmp_path)
+    (tmp_path / "argv").unlink()
+    command, *rest = server_command(LAB)
+    (tmp_path / ".claude.json").write_text(json.dumps({"mcpServers": {NAME: {"command": command, "args": rest}}}))
+    assert "already" in connect("claude", LAB, write=True, home=tmp_path) and not (tmp_path / "argv").exists()
+    connect("claude", Path("/another"), write=True, home=tmp_path)
+    assert (tmp_path / "argv").exists(), "another lab's entry is for Claude's own command to refuse"
 
 
 def test_a_missing_client_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
