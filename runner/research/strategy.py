@@ -329,7 +329,7 @@ class Staged:
         size: int,
         budget_s: float,
         screen_s: float,
-        screen_waves: int = 3,
+        screen_waves: int = 1,
         confirm_size: int = 16,
         only: list[str] | None = None,
         carried: float = 0.2,
@@ -354,9 +354,9 @@ class Staged:
         self.inner.tell(results)
         if self.screening and (self.inner.waves >= self.screen_waves or self.inner.still >= 2):
             self.screening = False
-            steps = {name: max(step, 0.5) for name, step in self.inner.steps.items()}
             start = dict(self.inner.base)
             learned = [Seen(seen.constants, seen.value, seen.weight * self.carried, "screen") for seen in self.inner.data]
-            self.inner = Waves(start, self.confirm_size, self.only, budget_s=self.budget_s, confirm=True, mend=self.mend)
-            self.inner.steps.update(steps)
+            # Whole steps again: small ones drown in the noise of a few cards.
+            settings = Settings(least_step=0.6)
+            self.inner = Waves(start, self.confirm_size, self.only, settings, budget_s=self.budget_s, confirm=True, mend=self.mend)
             self.inner.data += learned
