@@ -44,7 +44,7 @@ DRIVER_OF_CUDA13, DRIVER_OF_CUDA12 = 580, 525
 
 
 async def setup(host: HostPolicy, engine: Engine | None, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Make a host ready; {host, python, steps, log}. Raises HostError with the step that failed."""
+    """Make a host ready; {host, python, steps, notes, text, log}. Raises HostError with the step that failed."""
     if isinstance(engine, LocalEngine):
         raise RequestError(f"{host.name} is this machine.", next_step="`make demo` or `pip install overnight[trainer]` sets it up.")
     if not isinstance(engine, SshEngine):
@@ -217,4 +217,5 @@ async def follow(host: HostPolicy, engine: SshEngine, run_id: str, progress: Cal
         raise HostError(f"Setting up {host.name} failed: {why}.", next_step=f"Mend that and run it again. The last lines:\n{last}")
     await engine.refresh()
     notes = [line[len("NOTE ") :] for line in lines if line.startswith("NOTE ")]
-    return {"host": host.name, "python": engine.run_python(), "steps": steps, "notes": notes, "log": lines[-40:]}
+    text = " ".join([f"{host.name} is ready; its runs use {engine.run_python()}.", *(f"Note: {note}." for note in notes)])
+    return {"host": host.name, "python": engine.run_python(), "steps": steps, "notes": notes, "text": text, "log": lines[-40:]}
