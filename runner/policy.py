@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import BadValue, PolicyError, UnknownName
+from runner.research.rules import rule_of
 from runner.textfile import read_text
 
 if sys.version_info >= (3, 11):
@@ -300,6 +301,7 @@ class _Reader:
         for key, words in (("approval", ("auto", "ask")), ("pruning", ("off", "cautious", "eager"))):
             if getattr(limits, key) not in words:
                 raise self.fail("policy", key, f"is {getattr(limits, key)!r}", ", ".join(words))
+        rule_of(limits.promote)
         if not NAME_FORM.fullmatch(limits.tag):
             raise self.fail("policy", "tag", f"is {limits.tag!r}", "letters, digits, dot, dash and underscore")
         return limits

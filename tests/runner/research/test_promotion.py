@@ -1,0 +1,82 @@
+"""The two-stage rule: what is ready, who is promoted and why, never twice; and a rule that cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runner import verbs
+from runner.errors import PolicyError
+from runner.lab import Lab
+from runner.records import Submission, WaveRequest
+from runner.research import promotion
+from tests.runner.labs import finish, make_lab
+
+RULE = 'promote = {from = "H100", to = "H200", top = 2, seeds = 1}'
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Any:
+    opened = make_lab(tmp_path, policy=RULE)
+    base = verbs.submit(opened, Submission(), who="cli").run_ids[0]
+    for run_id, value in zip([base, *verbs.repeat(opened, base, 3, who="cli").run_ids], (1.0, 1.001, 0.999, 1.0), strict=True):
+        finish(opened, run_id, value, class_key="H100", gpu_name="NVIDIA H100")
+    yield opened
+    opened.close()
+
+
+def wave(lab: Lab, values: list[float | None], gpu: str = "NVIDIA H100") -> list[str]:
+    sent = verbs.submit_wave(lab, WaveRequest(base="r0001", factors={"DEPTH": list(range(20, 20 + len(values)))}), who="cli")
+    for run_id, value in zip(sent.run_ids, values, strict=True):
+        finish(lab, run_id, value, class_key="H100", gpu_name=gpu)
+    return sent.run_ids
+
+
+def test_the_best_beyond_doubt_are_promoted_and_only_once(lab: Lab) -> None:
+    ids = wave(lab, [0.95, 0.999, 0.97, 0.96, 1.2, None])
+    found = promotion.due(lab)
+    assert [d.run_id for d in found] == [ids[0], ids[3]]
+    assert all(d.gpu_type == "H200" and "over r0001" in d.why for d in found)
+    assert promotion.due(lab) == []  # looked at, whether or not it came to anything
+
+
+def test_a_wave_is_not_judged_before_its_last_run(lab: Lab) -> None:
+    ids = wave(lab, [0.95, 0.96])
+    lab.store.update_run(ids[1], phase="running", outcome=None, ended_at=None)
+    assert promotion.due(lab) == []
+    finish(lab, ids[1], 0.94, class_key="H100", gpu_name="NVIDIA H100")
+    assert [d.run_id for d in promotion.due(lab)] == [ids[1], ids[0]]
+
+
+def test_what_is_within_noise_held_or_on_another_type_stays(lab: Lab) -> None:
+    wave(lab, [0.9995, 1.0005])
+    assert promotion.due(lab) == []
+    other = verbs.submit(lab, Submission(overrides={"DEPTH": 40}), who="cli").run_ids[0]
+    finish(lab, other, 0.9, class_key="A100", gpu_name="NVIDIA A100")
+    held = verbs.submit(lab, Submission(overrides={"DEPTH": 41}), who="cli").run_ids[0]
+    finish(lab, held, 0.2, class_key="H100", gpu_name="NVIDIA H100", trust_why="held: too good")
+    assert promotion.due(lab) == []
+
+
+def test_a_source_that_was_promoted_by_hand_is_not_promoted_again(lab: Lab) -> None:
+    best = wave(lab, [0.95])[0]
+    verbs.promote(lab, best, who="tui", gpu_type="H200")
+    assert promotion.due(lab) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        ('{from = "H100"}', "neither `to` nor `budget_s`"),
+        ('{to = "H200", best = 3}', "unknown key 'best'"),
+        ('{to = "H200", top = 0}', "top is 0"),
+        ('{to = "H200", seeds = true}', "seeds is True"),
+        ("{to = 3}", "to is 3"),
+        ('{budget_s = "long"}', "budget_s is 'long'"),
+    ],
+)
+def test_a_rule_that_cannot_be_used_is_refused_when_it_is_read(tmp_path: Path, rule: str, says: str) -> None:
+    with pytest.raises(PolicyError, match=says):
+        make_lab(tmp_path, policy=f"promote = {rule}").policy()
