@@ -160,7 +160,7 @@ def own_error(exc: OvernightError) -> tuple[str, str, str]:
     next_step = exc.next_step
     if isinstance(exc, Duplicate) and not next_step:
         next_step = f"Read get_run(id='{exc.run_id}'), or repeat it on purpose with decide(id='{exc.run_id}', action='repeat')."
-    if isinstance(exc, UnknownName) and not next_step:
+    if isinstance(exc, UnknownName) and (not next_step or next_step.startswith("`overnight")):
         next_step = WHERE_TO_LOOK.get(exc.kind, "")
     return exc.code, exc.message, next_step
 

@@ -60,6 +60,7 @@ def root(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns its exit code and never raises."""
     args = lab_first(list(sys.argv[1:] if argv is None else argv))
+    open_missing_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -76,6 +77,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except Exception as error:  # noqa: BLE001 - the top of the program: whatever happened becomes a sentence
         return report(error, as_json=wants_json(args))
+
+
+def open_missing_streams() -> None:
+    """Give a command whose standard streams were closed (`>&-`) nowhere to read and write: a file it opens must not become its stdout."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # for as long as the process lives
 
 
 def report(error: Exception, *, as_json: bool) -> int:

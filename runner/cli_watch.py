@@ -159,7 +159,7 @@ def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="
         "exit_code",
     ):
         if row.get(key) is not None:
-            say(f"  {key:<14} {one_line(str(row[key]), 300)}")
+            say(f"  {key:<14} {one_line(short(row[key]), 300)}")
     if row["overrides"]:
         say(f"  {'overrides':<14} {one_line(' '.join(f'{k}={v}' for k, v in row['overrides'].items()), 300)}")
     for flag in row["flags"]:
@@ -173,6 +173,13 @@ def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="
         say("last lines:")
         for line in clean(found.last_lines).splitlines()[-12:]:
             say(f"  | {line}")
+
+
+def short(value: Any) -> str:
+    """A value for a person: six significant digits of a float; JSON has them all."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
 
 
 def log(

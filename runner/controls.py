@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from runner.errors import BadValue, Refused, UnknownName
 from runner.lab import Lab
 from runner.policy import load_policy
 from runner.records import Outcome, Phase
+from runner.text import one_line
 
 
 def set_priority(lab: Lab, ids: Iterable[str], *, who: str, priority: float | None = None, move: str | None = None) -> None:
@@ -60,7 +62,11 @@ def pause_queue(lab: Lab, on: bool, *, who: str, why: str | None = None) -> None
 
 
 def pause_agent(lab: Lab, name: str, on: bool, *, who: str, why: str | None = None) -> None:
-    """Start none of one agent's runs, or go on."""
+    """Start none of one agent's runs, or go on. `claude` also names mcp:claude once it has called. Raised: BadValue."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,79}", name):
+        raise BadValue(f"{one_line(repr(name), 60)} is no agent's name.", next_step="`overnight runs --json` shows them: mcp:claude.")
+    if lab.store.count_runs("agent = ?", (f"mcp:{name}",)):
+        name = f"mcp:{name}"
     paused = set(lab.store.setting("paused_agents", []))
     paused = paused | {name} if on else paused - {name}
     _setting(lab, "paused_agents", sorted(paused), who, "pause_agent" if on else "resume_agent", name, why)

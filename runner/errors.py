@@ -22,6 +22,7 @@ import difflib
 from collections.abc import Iterable
 
 FEW_NAMES = 12  # so many can be listed whole when none is near
+LISTED = {kind: f"`overnight {kind}s` lists them." for kind in ("run", "wave", "host")}
 
 
 class OvernightError(Exception):
@@ -61,7 +62,7 @@ class UnknownName(RequestError):
         if near:
             hint = f"Did you mean {' or '.join(near)}?"
         else:
-            hint = f"Known: {', '.join(names)}." if 0 < len(names) <= FEW_NAMES else ""
+            hint = f"Known: {', '.join(names)}." if 0 < len(names) <= FEW_NAMES else LISTED.get(kind, "")
         super().__init__(f"There is no {kind} {name!r}{' in ' + where if where else ''}.", next_step=hint)
         self.near = near
         self.kind = kind

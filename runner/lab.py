@@ -188,6 +188,7 @@ def open_lab(path: str | Path | None = None, *, create: bool = False, readonly: 
     if create and not readonly:
         make_lab(folder)
     check_folder(folder)
+    readonly = readonly or (not create and not os.access(folder, os.W_OK))  # a read-only mount: reading needs no more
     lab = Lab(folder, Store(folder / "lab.db", readonly=readonly, create=create and not readonly))
     if create and not readonly:
         try:

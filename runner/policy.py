@@ -24,6 +24,7 @@ else:
     import tomli as tomllib
 
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+MAX_SIMULATED = 64
 HOST_KINDS = ("local", "ssh", "fake")
 KINDS_NOT_YET = ("slurm", "skypilot")
 MAX_BUDGET_S = 7 * 86400.0
@@ -332,6 +333,10 @@ class _Reader:
             value = getattr(host, key)
             if value is not None and not low <= value <= high:
                 raise self.fail(section, key, f"is {value}", f"{low:g} to {high:g}")
+        if "types" in table:
+            counts = list(host.types.values())
+            if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts) or not 1 <= sum(counts) <= MAX_SIMULATED:
+                raise self.fail(section, "types", f"is {host.types!r}", f"GPU types with counts, 1 to {MAX_SIMULATED} GPUs in all")
         if host.kind == "ssh" and not (host.address or host.name):
             raise self.fail(section, "address", "is missing", "a host name, an IP address or a Host alias of ~/.ssh/config")
         return host

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runner import board
 from runner.board import trust_word
-from runner.errors import LabError
+from runner.errors import BadValue, LabError
 from runner.lab import Lab
 from runner.plot import Bar, Dot, progress_svg, slots_svg
 from runner.records import Json, Outcome, Phase, Run, Trust, Verdict
@@ -92,7 +92,8 @@ def write_report(lab: Lab, folder: Path) -> Path:
     """Write report.md, progress.svg and slots.svg; the path of the report. Raised: LabError when the folder cannot be written."""
     night = gather(lab)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        own_folder(lab, folder.parent)
+        folder.mkdir(exist_ok=True)
         (folder / "progress.svg").write_text(progress(night), encoding="utf-8")
         (folder / "slots.svg").write_text(slots_svg(bars(night), "What each GPU did"), encoding="utf-8")
         (folder / "report.md").write_text(markdown(night), encoding="utf-8")
@@ -103,11 +104,19 @@ def write_report(lab: Lab, folder: Path) -> Path:
     return folder / "report.md"
 
 
+def own_folder(lab: Lab, folder: Path) -> None:
+    """Make a folder inside the lab; elsewhere it must be there: a misspelt path is not a wish for new folders. Raised: BadValue."""
+    if folder.absolute().is_relative_to(lab.path.absolute()):
+        folder.mkdir(parents=True, exist_ok=True)
+    elif not folder.exists():
+        raise BadValue(f"There is no folder {folder}.", next_step="Make it first, or name another with --out.")
+
+
 def write_plot(lab: Lab, path: Path) -> None:
     """Write the progress picture. Raised: LabError when it cannot be written."""
     night = gather(lab)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(lab, path.parent)
         path.write_text(progress(night), encoding="utf-8")
     except OSError as error:
         raise LabError(f"{path} cannot be written: {error.strerror or error}.", next_step="Name another file with --out.") from error

@@ -56,7 +56,7 @@ class Store:
                 next_step="Submit a run or start the daemon to make one, or name the lab with --lab.",
             )
         mode = "ro" if self.readonly else ("rwc" if create else "rw")
-        uri = f"{self.path.resolve().as_uri()}?mode={mode}"
+        uri = f"{self.path.resolve().as_uri()}?mode={mode}{self._immutable()}"
         db = sqlite3.connect(uri, uri=True, timeout=5.0, isolation_level=None, check_same_thread=False)
         db.row_factory = sqlite3.Row
         try:
@@ -72,6 +72,14 @@ class Store:
             db.close()
             raise
         return db
+
+    def _immutable(self) -> str:
+        """Where not even the shared memory of the write-ahead log can be made (a read-only mount), a database that was closed in order is
+        read as a file that never changes. One that was not brings its log and memory along, and is read with them.
+        """
+        wal = self.path.with_name(self.path.name + "-wal")
+        whole = not wal.exists() or wal.stat().st_size == 0
+        return "&immutable=1" if self.readonly and whole and not os.access(self.path.parent, os.W_OK) else ""
 
     def _check_version(self, create: bool) -> None:
         found = self._db.execute("PRAGMA user_version").fetchone()[0]

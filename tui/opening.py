@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from runner import queries
 from runner.errors import OvernightError
@@ -75,7 +75,9 @@ def prepared(path: Path) -> Callable[[], None]:
 def print_once(path: Path, *, readonly: bool = False) -> int:
     """The lab in plain rows on stdout: state, GPUs, queue, leaderboard. Returns the exit code."""
     try:
-        lab = open_lab(path, create=not readonly, readonly=readonly)
+        if not readonly and not (path / "lab.db").exists():
+            open_lab(path, create=True).close()
+        lab = open_lab(path, readonly=True)
         try:
             lines = once_lines(lab)
         finally:
@@ -85,6 +87,12 @@ def print_once(path: Path, *, readonly: bool = False) -> int:
         return error.exit_code
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def tries(run: dict[str, Any]) -> str:
+    """What a run changes and why, in words."""
+    changed = " ".join(f"{name}={value}" for name, value in (run["cell"] or run["overrides"] or {}).items())
+    return "; ".join(part for part in (changed, run["hypothesis"]) if part) or "-"
 
 
 def once_lines(lab: Lab) -> list[str]:
@@ -113,7 +121,7 @@ def once_lines(lab: Lab) -> list[str]:
     waiting = queries.run_objects(lab, queries.queue(lab)[:20])
     out += ["", f"Queue ({state.queued}{f', {state.proposed} to approve' if state.proposed else ''})"]
     out += [
-        f"  {fit(safe(r['id']), 7)} {fit(safe(r['gpu_type'] or 'any'), 10)} {safe(r['hypothesis'] or r['overrides'], 90)}" for r in waiting
+        f"  {fit(safe(r['id']), 7)} {fit(safe(r['gpu_type'] or 'any'), 10)} {safe(tries(r), 90)}" for r in waiting
     ] or ["  empty"]
     board = queries.leaderboard(lab, limit=15)
     out += ["", f"Leaderboard {safe(board['class'] or '', 80)} {number(board['budget_s'])} s"]

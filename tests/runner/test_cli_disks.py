@@ -63,7 +63,34 @@ def test_a_read_only_disk_is_named(tmp_path: Path) -> None:
         """
 mount -o remount,ro $PWD
 $O run; echo "code $?"
+echo reading
 $O leaderboard; echo "code $?"
+$O runs --json; echo "code $?"
+$O --once; echo "code $?"
+$O --readonly --once; echo "code $?"
 """,
     )
-    assert lines.count("code 1") == 2 and sum("read-only" in line for line in lines) == 2, lines
+    refused, told = lines[: lines.index("reading")], lines[lines.index("reading") :]
+    assert refused == ["code 1"] and sum("read-only" in line for line in lines) == 1, lines
+    assert told.count("code 0") == 4 and told.count("Leaderboard  - s") == 2, lines
+
+
+def test_a_lab_that_was_not_closed_in_order_is_read_on_a_read_only_disk_with_its_newest_rows(tmp_path: Path) -> None:
+    lines = in_a_small_disk(
+        tmp_path / "disk",
+        """
+$O queue pause --why "the newest row" > /dev/null
+mkdir kept; cp -a lab kept/lab
+{python} - <<'END'
+import os, shutil
+from runner.lab import open_lab
+lab = open_lab("lab")
+lab.store.event("cli", "note", "lab", "not folded in")
+for name in ("lab.db", "lab.db-wal", "lab.db-shm"):
+    shutil.copy("lab/" + name, "kept/lab/" + name)
+END
+mount -o remount,ro $PWD
+$O --lab kept/lab events --json; echo "code $?"
+""".replace("{python}", f"{sys.executable} -I"),
+    )
+    assert lines[-1] == "code 0" and "not folded in" in lines[-2], lines

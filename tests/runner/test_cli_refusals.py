@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from runner import verbs
+from runner.errors import PolicyError
 from runner.lab import Lab
+from runner.policy import load_policy
+from runner.records import Submission
 from tests.runner.commands import overnight, program
-from tests.runner.labs import SCRIPT, make_lab
+from tests.runner.labs import SCRIPT, finish, make_lab
 
 
 @pytest.fixture
@@ -167,3 +173,61 @@ def test_modules_in_the_working_folder_are_never_imported(lab: Lab, tmp_path: Pa
     for name in ("runner.py", "torch.py", "typer.py"):
         (tmp_path / name).write_text("raise SystemExit('a module of the working folder was imported')\n")
     assert program("--lab", lab.path, "runs", cwd=tmp_path).code == 0
+
+
+def test_a_closed_stdout_is_no_fault_of_ours(lab: Lab, tmp_path: Path) -> None:
+    for stream in (">&-", "2>&-", "<&-"):
+        words = f"exec {sys.executable} -I -m runner.cli --lab {lab.path} runs {stream}"
+        done = subprocess.run(["sh", "-c", words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and "wrong" not in done.stderr, (stream, done)
+    assert lab.store.count_runs() == 0, "the database took no output for its own"
+
+
+def test_a_plot_makes_no_folders_outside_the_lab(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command, out in (("plot", tmp_path / "nowhere" / "x.svg"), ("report", tmp_path / "nowhere" / "report")):
+        said = overnight(capsys, "--lab", lab.path, command, "--out", out)
+        assert said.is_one_sentence() and said.code in (1, 2)
+    assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "x\ty", "-"])
+def test_no_name_is_no_agent(lab: Lab, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    said = overnight(capsys, "--lab", lab.path, "agents", "pause", "--", name)
+    assert said.code == 2 and said.is_one_sentence() and lab.store.setting("paused_agents", []) == []
+
+
+def test_an_agent_is_paused_by_its_short_name_too(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    verbs.submit(lab, Submission(), who="mcp:claude")
+    assert overnight(capsys, "--lab", lab.path, "agents", "pause", "claude").code == 0
+    assert lab.store.setting("paused_agents") == ["mcp:claude"]
+
+
+@pytest.mark.parametrize("types", ["{}", "{H100 = 1000000}", "{H100 = 0}", "{H100 = 40, H200 = 25}", "{H100 = 2.5}", "{H100 = true}"])
+def test_simulated_cards_are_1_to_64(tmp_path: Path, types: str) -> None:
+    path = tmp_path / "hosts.toml"
+    path.write_text(f'[[host]]\nname = "sim"\nkind = "fake"\ntypes = {types}\n')
+    with pytest.raises(PolicyError, match=r"line 4: .*types") as refused:
+        load_policy(path)
+    assert "1 to 64" in refused.value.next_step
+
+
+def test_an_unknown_run_without_neighbours_has_a_next_step(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    said = overnight(capsys, "--lab", lab.path, "show", "r9999")
+    assert said.code == 2 and "`overnight runs` lists them" in said.err
+
+
+def test_numbers_for_a_person_are_short(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_id,) = verbs.submit(lab, Submission(), who="cli").run_ids
+    finish(lab, run_id, 1.25, wall_s=20.123456789012345, tok_s=1680000.75)
+    shown = overnight(capsys, "--lab", lab.path, "show", run_id).out
+    assert "20.1235\n" in shown and "1,680,001\n" in shown
+
+
+def test_a_run_that_cannot_start_says_what_it_waits_for(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    verbs.submit(lab, Submission(), who="cli")
+    lab.store.upsert_host("here", kind="local", state="up", since=0.0)
+    lab.store.upsert_gpu("CPU:here", host="here", name="CPU", state="foreign", since=0.0, reason="another control room has it locked")
+    said = overnight(capsys, "--lab", lab.path, "runs").out
+    assert "waiting: here:cpu is foreign: another control room has it locked" in said
+    lab.store.upsert_gpu("CPU:here", state="free", reason=None)
+    assert "waiting:" not in overnight(capsys, "--lab", lab.path, "runs").out

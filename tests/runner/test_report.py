@@ -59,8 +59,8 @@ def test_files_are_written_and_pictures_are_xml(tmp_path: Path) -> None:
     for name in ("progress.svg", "slots.svg"):
         root = ET.fromstring((tmp_path / "out" / name).read_text())
         assert root.tag.endswith("svg") and not root.findall(".//{*}script")
-    write_plot(lab, tmp_path / "deep" / "p.svg")
-    assert (tmp_path / "deep" / "p.svg").read_text() == (tmp_path / "out" / "progress.svg").read_text()
+    write_plot(lab, lab.path / "deep" / "p.svg")
+    assert (lab.path / "deep" / "p.svg").read_text() == (tmp_path / "out" / "progress.svg").read_text()
 
 
 def test_an_empty_lab_and_a_folder_that_cannot_be_written_are_sentences(tmp_path: Path) -> None:

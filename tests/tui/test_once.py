@@ -40,6 +40,14 @@ def test_hostile_text_reaches_no_pipe(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not [c for c in out if c != "\n" and (ord(c) < 32 or 127 <= ord(c) < 160)]
 
 
+def test_the_queue_says_what_a_run_changes_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    scenes.add_run(lab, overrides={"MODE": "ok", "DEPTH": 6}, hypothesis=None)
+    assert app.run_once(lab.path) == 0
+    out = capsys.readouterr().out
+    assert "MODE=ok DEPTH=6" in out and "{" not in out
+
+
 def test_a_damaged_database_is_a_sentence_and_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lab = scenes.empty_lab(tmp_path)
     lab.close()
