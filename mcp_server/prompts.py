@@ -15,7 +15,7 @@ from runner.errors import OvernightError
 from runner.lab import Lab
 from runner.submitting import trainer_text
 
-PROMPT_NAMES = ("start_research", "plan_wave", "review_night")
+PROMPT_NAMES = ("start_research", "plan_wave", "review_night", "tune_training")
 MOST = 100  # the protocol's limit for one completion answer
 
 ELSEWHERE = (
@@ -39,6 +39,18 @@ Use leaderboard (each class and budget), list_runs(outcome="crashed"), analyze_w
 best three runs. Report: the best verified result and its gain over the baseline against the noise; what made the difference, in
 order of effect; what did not help; what failed and why; GPU hours spent and GPUs that stood idle; three next experiments, with
 reasons. Do not claim a gain that is within noise or only claimed.
+"""
+
+
+TUNE = """Tune total batch and learning rate of this lab's script. Ordinary runs, at a budget of {budget} s; `overnight tune` does the same.
+
+1. Two or more repeats of the baseline at this budget: the noise. Gains within it count for nothing.
+2. A wave of one change a run: TOTAL_BATCH_SIZE halved and doubled from the script's own (DEVICE_BATCH_SIZE must divide it), and every
+   learning rate times 0.5 and times 2, beside four repeats of the base. Read analyze_wave.
+3. Move to where all results so far say it is lowest, check that point against the old one with repeats, and do 2 again around it with
+   smaller steps, until a wave brings nothing clear. Watch tokens per second: beyond a device batch, speed falls off a cliff.
+4. Promote the point and the baseline to a budget four times as long: decide(action="promote", budget_s=...). Only now lengthen.
+5. Report a table: budget, batch, rate, val_bpb, gain with its error, MFU, tokens, steps.
 """
 
 
@@ -66,6 +78,10 @@ def add_prompts(server: MCPServer[Desk], desk: Desk) -> None:
     @server.prompt(title="Review the night", description="An honest report of what was found.")
     async def review_night() -> str:
         return REVIEW
+
+    @server.prompt(title="Tune the training", description="Total batch and learning rate at a short budget, then a longer one.")
+    async def tune_training(budget: Annotated[str, Field(description="Short budget in seconds.")] = "the policy's default") -> str:
+        return TUNE.format(budget=budget)
 
     async def complete(
         ref: PromptReference | ResourceTemplateReference, argument: CompletionArgument, context: CompletionContext | None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import BadValue, PolicyError, UnknownName
+from runner.health import RUN_KINDS
 from runner.research.rules import rule_of
 from runner.textfile import read_text
 
@@ -303,6 +304,9 @@ class _Reader:
             if getattr(limits, key) not in words:
                 raise self.fail("policy", key, f"is {getattr(limits, key)!r}", ", ".join(words))
         rule_of(limits.promote)
+        for kind in limits.kill_on_flags:
+            if kind not in RUN_KINDS:
+                raise self.fail("policy", "kill_on_flags", f"names {kind!r}", ", ".join(RUN_KINDS))
         if not NAME_FORM.fullmatch(limits.tag):
             raise self.fail("policy", "tag", f"is {limits.tag!r}", "letters, digits, dot, dash and underscore")
         return limits

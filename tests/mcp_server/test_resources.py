@@ -59,7 +59,7 @@ async def test_the_trainers_own_program_goes_before_the_shipped_one(agent: Agent
 
 async def test_prompts_are_listed_and_rendered(agent: Agent) -> None:
     prompts = {p.name for p in (await agent.client.list_prompts()).prompts}
-    assert prompts == {"start_research", "plan_wave", "review_night"}
+    assert prompts == {"start_research", "plan_wave", "review_night", "tune_training"}
     content = (await agent.client.get_prompt("plan_wave", {"runs": "12", "constants": "DEPTH"})).messages[0].content
     assert isinstance(content, TextContent) and "at most 12 runs" in content.text and "DEPTH" in content.text
     with pytest.raises(MCPError, match="Did you mean plan_wave"):

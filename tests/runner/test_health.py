@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from runner.health import FLAT_GAINS, LabView, View, detect, detect_lab
+from runner import health
+from runner.errors import PolicyError
+from runner.health import FLAT_GAINS, RUN_KINDS, LabView, View, detect, detect_lab
 from runner.records import Point, Run
+from tests.runner.labs import make_lab
 
 NOW = 10_000.0
 
@@ -136,3 +141,11 @@ def test_diminishing_returns_need_a_long_row() -> None:
     assert lab_kinds(replace(LAB, gains=within[1:])) == set()
     assert lab_kinds(replace(LAB, gains=[*within[1:], (0.01, "clear")])) == set()
     assert lab_kinds(replace(LAB, gains=[(-0.2, "clear")] * FLAT_GAINS)) == {("lab", "diminishing_returns")}
+
+
+def test_the_policy_may_name_every_flag_of_a_live_run_and_no_other(tmp_path: Path) -> None:
+    made = {name for name in re.findall(r'Finding\(\s*"([a-z_]+)"', Path(health.__file__).read_text())}
+    of_the_lab = {"idle_with_queue", "agent_quiet", "diminishing_returns", "foreign_process", "orphan_process"}
+    assert made - of_the_lab - {"wall_over_training"} == set(RUN_KINDS)
+    with pytest.raises(PolicyError, match="'stuck'"):
+        make_lab(tmp_path, policy='kill_on_flags = ["stuck"]').policy()
