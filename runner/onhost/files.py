@@ -161,6 +161,16 @@ def lock_held(dir_fd: int, name: str = "lock") -> bool:
         os.close(fd)
 
 
+def take_run_lock(dir_fd: int) -> Optional[int]:
+    """The descriptor of the run directory's lock, held as long as it is open; None when another supervisor has it."""
+    clear_way(dir_fd, "lock")
+    fd = open_control(dir_fd, "lock", os.O_RDWR | os.O_CREAT)
+    if try_lock(fd, patience_s=1.0):
+        return fd
+    os.close(fd)
+    return None
+
+
 class StatusFile:
     """status.json of a run: each `write` replaces it whole; what could not be written is kept in `pending` and tried again by `retry`."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from typing import Dict, List, Optional, Tuple
 
 RUN_MARK = b"OVERNIGHT_RUN_ID="
@@ -121,3 +122,24 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except (ImportError, KeyError):
         return str(uid)
+
+
+def detach() -> int:
+    """Double fork into an own session; returns, in the supervisor, the descriptor on which it says that it is on record."""
+    told, tell = os.pipe()
+    if os.fork():
+        os.close(tell)
+        word = os.read(told, 1000)
+        code = word[0] if word else 1
+        sys.stderr.write(word[1:].decode("utf-8", "replace"))
+        sys.stderr.flush()
+        os._exit(code)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.close(told)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    return tell

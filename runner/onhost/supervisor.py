@@ -118,7 +118,7 @@ class Supervisor:
         if not complete and self.incomplete and not files.gone(self.dir_fd):
             self.publish()
             try:
-                self.lock_fd = self.lock_fd if locked else take_run_lock(self.dir_fd) or self.lock_fd
+                self.lock_fd = self.lock_fd if locked else files.take_run_lock(self.dir_fd) or self.lock_fd
             except OSError:
                 pass  # a full disk: the pid in the status tells that we live
         self.incomplete = not complete
@@ -337,37 +337,6 @@ class Supervisor:
         self.status_file.close()
 
 
-def detach() -> int:
-    """Double fork into an own session; returns, in the supervisor, the descriptor on which it says that it is on record."""
-    told, tell = os.pipe()
-    if os.fork():
-        os.close(tell)
-        word = os.read(told, 1000)
-        code = word[0] if word else 1
-        sys.stderr.write(word[1:].decode("utf-8", "replace"))
-        sys.stderr.flush()
-        os._exit(code)
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    os.close(told)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    return tell
-
-
-def take_run_lock(dir_fd: int) -> Optional[int]:
-    """The descriptor of the run directory's lock, held as long as it is open; None when another supervisor has it."""
-    files.clear_way(dir_fd, "lock")
-    fd = files.open_control(dir_fd, "lock", os.O_RDWR | os.O_CREAT)
-    if files.try_lock(fd, patience_s=1.0):
-        return fd
-    os.close(fd)
-    return None
-
-
 def supervise(run_dir: str, tell: Optional[int]) -> int:
     """Take the run directory's lock and supervise; `tell` hears the outcome of the start."""
 
@@ -381,7 +350,7 @@ def supervise(run_dir: str, tell: Optional[int]) -> int:
 
     try:
         dir_fd = files.open_dir(run_dir)
-        lock_fd = take_run_lock(dir_fd)
+        lock_fd = files.take_run_lock(dir_fd)
         if lock_fd is None:
             return answer(4)
         if files.size_of(dir_fd, "status.json") is not None:
@@ -414,7 +383,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     foreground = "--foreground" in words
     run_dir = os.path.abspath(next(word for word in words if not word.startswith("--")))
     os.umask(0o077)
-    tell = None if foreground else detach()
+    tell = None if foreground else procs.detach()
     os.chdir("/")
     code = supervise(run_dir, tell)
     sys.stderr.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -183,10 +184,9 @@ def test_a_little_over_the_cap_loses_nothing(rig: Rig) -> None:
 def test_a_run_directory_that_vanishes_ends_its_run(rig: Rig, tmp_path: Path) -> None:
     run = rig.start("sleep 300", gpus=["GPU-a"])
     leader = rig.wait(run, "running")["leader"]
-    import shutil
-
     warden = rig.status(run)["supervisor"]
-    shutil.rmtree(run)
+    # the supervisor may be writing a file into the folder at this very moment
+    until(lambda: shutil.rmtree(run, ignore_errors=True) or not run.exists(), what="folder removed")
     rig.dirs.remove(run)
     until(lambda: not procs.alive(leader["pid"], leader["ticks"]) and not rig.held("GPU-a"), what="run ended")
     until(lambda: not procs.alive(warden["pid"], warden["ticks"]), what="its supervisor ended too: it has nowhere to write")
