@@ -30,8 +30,9 @@ POWER_CAP, SLOWDOWNS = 0x4, {0x8: "hardware slowdown", 0x20: "software thermal",
 
 # What `kill_on_flags` may name: flags about a run that still goes on.
 RUN_KINDS = (
-    "stalled", "no_output", "slow", "throttled", "power_capped", "pcie_degraded", "flat_loss", "nan", "unchanged_source", "same_model",
-    "ecc_errors", "shared_gpu", "more_epochs", "evaluation_shrunk", "mfu_impossible", "mfu_low", "batch_cliff", "cpu_contention", "no_first_step",
+    "stalled", "no_output", "slow", "throttled", "power_capped", "pcie_degraded", "ecc_errors", "shared_gpu", "flat_loss", "nan",
+    "unchanged_source", "same_model", "more_epochs", "evaluation_shrunk", "mfu_impossible", "mfu_low", "batch_cliff", "cpu_contention",
+    "no_first_step",
 )  # fmt: skip
 
 
