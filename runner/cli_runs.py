@@ -52,6 +52,7 @@ Key = Annotated[
 ]
 Wait = Annotated[bool, typer.Option("--wait", "-w", help="Stay until it has ended; exit code 1 unless all completed.")]
 Script = Annotated[Path | None, typer.Argument(metavar="SCRIPT", help="The training script (default: the trainer's own).")]
+SETTLED_S = 2.0  # hosts and daemons come up within this: what lasts longer is a reason
 
 
 def register(app: typer.Typer) -> None:
@@ -216,17 +217,18 @@ def wait_for_end(lab: Lab, run_ids: list[str]) -> list[Run]:
 
     Why nothing goes on is said on stderr; on a terminal the progress too.
     """
-    keeper, shown, told = Keeper(lab.path), "", ""
+    keeper, shown, told, seen, seen_at = Keeper(lab.path), "", "", "", 0.0
     while True:
         runs = [known_run(lab, i) for i in run_ids]
         if all(r.ended for r in runs):
             return runs
         waiting = next((r for r in runs if r.phase == Phase.QUEUED), None) if not any(r.live for r in runs) else None
         why = keeper.look(lab) or (queries.why_waiting(lab, waiting) if waiting else None) or ""
-        if why != told:
+        if why != seen:
+            seen, seen_at = why, time.monotonic()
+        elif why and why != told and time.monotonic() - seen_at > SETTLED_S:
             told = why
-            if why:
-                note(f"waiting: {why}")
+            note(f"waiting: {why}")
         line = (
             "; ".join(run_line(r) for r in runs if not r.ended and r.phase != "queued")[:200] or f"{sum(not r.ended for r in runs)} waiting"
         )

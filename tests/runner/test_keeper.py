@@ -16,9 +16,10 @@ from runner import daemonctl, queries, verbs
 from runner.daemon import hold_lock, sign_lock
 from runner.keeper import STOPPED, Keeper
 from runner.lab import Lab
+from runner.onhost import locks
 from runner.records import Submission
 from tests.runner.commands import overnight
-from tests.runner.daemons import fake_lab, kill_daemon, until
+from tests.runner.daemons import fake_lab, kill_daemon, local_lab, until
 from tests.runner.labs import make_lab
 from tui.snapshot import Reader
 
@@ -82,6 +83,26 @@ async def test_a_daemon_stopped_by_hand_is_left_alone_until_asked(lab: Lab) -> N
     assert keeper.look(lab, asked=True) != STOPPED
     await until(lambda: daemonctl.daemon_status(lab))
     await until(lambda: lab.store.setting("daemon_stopped") is False)
+
+
+def test_waiting_for_a_slot_that_another_lab_has_says_so(tmp_path: Path) -> None:
+    lab = local_lab(tmp_path)
+    held = locks.GpuLocks(str(tmp_path / "locks"), ["CPU"])
+    assert held.try_take()
+    held.write_notes(**locks.who("another lab", "r0009"))
+    words = [sys.executable, "-I", "-m", "runner.cli", "--lab", str(lab.path), "run", "--wait"]
+    env = {**os.environ, "OVERNIGHT_LOCK_DIR": str(tmp_path / "locks")}
+    waiting = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        assert waiting.stderr is not None
+        said = next((line for line in waiting.stderr if line.startswith("waiting:")), "")
+        assert "here:cpu is foreign: another control room has it locked" in said
+    finally:
+        held.release()
+        daemonctl.stop_daemon(lab)
+        waiting.kill()
+        waiting.communicate()
+        lab.close()
 
 
 def test_waiting_for_a_run_survives_the_death_of_the_daemon(lab: Lab, tmp_path: Path) -> None:

@@ -433,3 +433,24 @@ async def test_what_is_wrong_with_a_host_is_a_sentence(net: Net, far: Any, chang
 
     error = await until(said)
     assert "gpu1" in error and "Traceback" not in error
+
+
+async def test_files_that_a_far_run_spoiled_are_named_and_the_run_is_still_ended(far: Any) -> None:
+    one = await far()
+    spoil = "import os, time\nos.remove('../out.log')\nos.symlink('/etc/passwd', '../out.log')\nos.mkfifo('events.jsonl')\n"
+    spoil += "time.sleep(300)\n"
+    await one.submit("spoiled", spoil)
+
+    async def named() -> Any:
+        state = await one.look("spoiled")
+        return state if len(state.unreadable) == 2 else None
+
+    state = await until(named)
+    assert state.phase == "running" and "symbolic link" in state.unreadable["out.log"]
+    assert "a pipe" in state.unreadable["work/events.jsonl"]
+    assert b"root:" not in one.logs["spoiled"]
+    await one.engine.stop("spoiled", one.host.name, "cancelled")
+    ended = await one.wait("spoiled")
+    assert ended.phase == "ended" and ended.status["stop_reason"] == "cancelled"
+    folder = one.lab.runs_dir / "spoiled"
+    assert await one.engine.fetch("spoiled", one.host.name, ["out.log", "status.json"], folder) == ["status.json"]
