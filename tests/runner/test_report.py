@@ -11,6 +11,7 @@ from runner.errors import LabError
 from runner.plot import Bar, Dot, best_so_far, progress_svg, slots_svg, ticks
 from runner.report import alone_s, gather, markdown, phases, write_plot, write_report
 from tests.tui import rows, scenes
+from tests.tui.conftest import closed_stores  # noqa: F401 - the scenes' labs are closed here as well
 
 
 def test_a_night_that_can_be_counted(tmp_path: Path) -> None:

@@ -1,0 +1,26 @@
+"""Every database that a test, the screen's reader or its hand opened is closed when the test ends: Python 3.13 warns otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runner.store import Store
+
+
+@pytest.fixture(autouse=True)
+def closed_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Remember what is opened, and close it."""
+    opened: list[Store] = []
+    first = Store.__init__
+
+    def remember(store: Store, *args: Any, **how: Any) -> None:
+        first(store, *args, **how)
+        opened.append(store)
+
+    monkeypatch.setattr(Store, "__init__", remember)
+    yield
+    for store in opened:
+        store.close()
