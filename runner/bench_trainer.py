@@ -23,7 +23,7 @@ from pathlib import Path
 
 from runner.errors import BadValue, EngineError, OvernightError
 from runner.materialise import materialise
-from runner.policy import TrainerPolicy
+from runner.policy import TrainerPolicy, usual_budget
 from runner.sources import constants, override
 from trainer.peaks import peak_flops
 
@@ -110,11 +110,13 @@ def _object(line: str) -> dict[str, object]:
 def run_once(side: Side, budget_s: float, python: str, common: Path | None, peak: float | None, keep: Path) -> Row:
     """Lay out one run of `side` in a folder of its own, run it to its end and read it."""
     work = Path(tempfile.mkdtemp(prefix=f"{side.name}-", dir=keep))
-    policy = TrainerPolicy(folder=side.folder, shims=list(side.shims))
+    policy = TrainerPolicy(folder=side.folder, shims=list(side.shims), budget=usual_budget(side.folder))
     try:
         source = (side.folder / "train.py").read_text(encoding="utf-8")
     except OSError as error:
         raise BadValue(f"{side.folder} has no readable train.py ({error.strerror}).", next_step="Name a checkout of a trainer.") from None
+    if policy.budget is None:
+        raise BadValue(f"{side.folder} has no prepare.py with a TIME_BUDGET.", next_step="Compare with a checkout whose budget can be set.")
     materialise(policy, source, int(budget_s) if budget_s.is_integer() else budget_s, work)
     _prepare_copy(work, common is not None)
     environment = {**os.environ, **side.environment, "PYTHONUNBUFFERED": "1", **({"OVERNIGHT_COMMON": str(common)} if common else {})}
