@@ -95,7 +95,7 @@ def test_both_sides_are_scored_by_the_same_code_on_the_same_rows(shards: Path, t
     row = bench_trainer.run_once(bench_trainer.Side("theirs", checkout, theirs), 7.0, sys.executable, common, None, keep)
     log = next(keep.glob("theirs-*/out.log")).read_text()
     assert row.exit_code == 0, log
-    assert row.val_bpb == pytest.approx(8 * 524_288 / 1e7, abs=1e-6) and row.training_s == 7.0        # its evaluation shortened, its budget written
+    assert row.val_bpb == pytest.approx(8 * 524_288 / 1e7, abs=1e-6) and row.training_s == 7.0
     assert row.common_bpb is not None and row.packed_bpb is not None and row.common_bpb != row.packed_bpb
     import numpy as np
 
