@@ -88,7 +88,9 @@ class Tune:
         if plan.optimizer not in ("waves", "optuna"):
             raise BadValue(f"There is no optimizer {plan.optimizer!r}.", next_step="Allowed: waves, optuna.")
         self.lab, self.who = lab, who
-        kept = None if restart else lab.store.setting(STATE)
+        found = lab.store.setting(STATE)
+        kept = None if restart else found
+        self.serial: int = found["serial"] + (1 if restart else 0) if found else 1
         self.plan = Plan(**{**kept["plan"], "long_budgets_s": tuple(kept["plan"]["long_budgets_s"])}) if kept else plan
         self.batches: list[list[tuple[dict[str, Any], str, str]]] = [[tuple(t) for t in b] for b in kept["asked"]] if kept else []
         self.limits = self.plan.smallest_batch, self.plan.largest_batch
@@ -100,7 +102,7 @@ class Tune:
     # state
 
     def _save(self) -> None:
-        self.lab.store.set_setting(STATE, {"plan": asdict(self.plan), "asked": self.batches})
+        self.lab.store.set_setting(STATE, {"plan": asdict(self.plan), "asked": self.batches, "serial": self.serial})
 
     def runs(self) -> list[Run]:
         """Every run of this tune, in the order of submission."""
@@ -160,9 +162,9 @@ class Tune:
         return self._within({BATCH: own, RATE: 1.0})
 
     def _submit(self, trials: Sequence[Trial], budget_s: float) -> bool:
-        with self.lab.store.transaction():
-            self.batches.append([(t.constants, t.role, self._run(t, budget_s, n)) for n, t in enumerate(trials)])
-            self._save()
+        # One short transaction a run: request ids make a step that was cut off half-way the same step when it is taken again.
+        self.batches.append([(t.constants, t.role, self._run(t, budget_s, n)) for n, t in enumerate(trials)])
+        self._save()
         return True
 
     def _run(self, trial: Trial, budget_s: float, nth: int) -> str:
@@ -175,7 +177,7 @@ class Tune:
             if trial.constants[BATCH] is None
             else f"tune: batch {trial.constants[BATCH]}, rate x {trial.constants[RATE]:g}"
         )
-        purpose = Purpose.TUNE if trial.role == "step" else Purpose.REPEAT
+        purpose = Purpose.TUNE if trial.role == "step" else Purpose.REPEAT if trial.constants[BATCH] else Purpose.BASELINE
         wish = Submission(
             overrides=overrides, budget_s=budget_s, hypothesis=label, purpose=purpose, gpu_type=self.plan.gpu_type, allow_duplicate=True
         )

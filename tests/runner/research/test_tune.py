@@ -48,7 +48,7 @@ def test_it_finds_the_batch_and_promotes_along_the_budget(lab: Lab) -> None:
     best = tune.best()
     assert best is not None
     assert best.constants["TOTAL_BATCH_SIZE"] == 2**17
-    assert {r.purpose for r in tune.runs()} == {"repeat", "tune"}
+    assert {r.purpose for r in tune.runs()} == {"baseline", "repeat", "tune"}
     rows = tune.table()
     assert [r["budget_s"] for r in rows] == sorted(r["budget_s"] for r in rows)
     short = [r for r in rows if r["budget_s"] == 20.0]
