@@ -120,9 +120,7 @@ def once_lines(lab: Lab) -> list[str]:
         out.append("  " + " ".join(cells).rstrip())
     waiting = queries.run_objects(lab, queries.queue(lab)[:20])
     out += ["", f"Queue ({state.queued}{f', {state.proposed} to approve' if state.proposed else ''})"]
-    out += [
-        f"  {fit(safe(r['id']), 7)} {fit(safe(r['gpu_type'] or 'any'), 10)} {safe(tries(r), 90)}" for r in waiting
-    ] or ["  empty"]
+    out += [f"  {fit(safe(r['id']), 7)} {fit(safe(r['gpu_type'] or 'any'), 10)} {safe(tries(r), 90)}" for r in waiting] or ["  empty"]
     board = queries.leaderboard(lab, limit=15)
     out += ["", f"Leaderboard {safe(board['class'] or '', 80)} {number(board['budget_s'])} s"]
     out += [

@@ -108,6 +108,8 @@ def alerts(snapshot: Snapshot, now: float) -> list[Alert]:
         found.append(
             ("bad", "No daemon serves this lab: queued runs do not start. `overnight daemon start`, or the palette's Start the daemon.")
         )
+    elif state.daemon_silent_s is not None:
+        found.append(("bad", f"The daemon has written nothing for {age(state.daemon_silent_s)}: a full disk, or a machine that hangs."))
     elif state.daemon_note:
         found.append(("bad", safe(state.daemon_note, 300)))
     if state.policy_pending:
