@@ -339,10 +339,31 @@ async def test_hosts_page_verbs(lab: Lab) -> None:
         await pilot.press("j", "n")
         await until(lambda: lab.store.hosts()[1].drain == 1)
         await pilot.press("c")
-        await until(lambda: [(r.verb, r.args) for r in lab.store.requests("asked")] == [("hosts_check", {"host": "beta"})])
+        await until(lambda: [(r.verb, r.args) for r in lab.store.requests("asked")] == [("hosts_check", {"hosts": ["beta"]})])
         await pilot.press("I")
         await confirmed(room, pilot)
         await until(lambda: [r.verb for r in lab.store.requests("asked")] == ["hosts_check", "host_setup"])
+
+
+async def test_hosts_page_shows_what_a_check_found(lab: Lab) -> None:
+    report = {
+        "name": "beta", "kind": "ssh", "state": "unfit", "error": "torch cannot be imported", "next": "Set it up: I.",
+        "checks": [
+            {"name": "reachable", "ok": True, "text": "Linux 6.1, 64 cores"}, {"name": "torch", "ok": False, "text": "No module named torch"},
+        ],
+    }  # fmt: skip
+    asked = lab.store.insert_request("hosts_check", {"hosts": []}, "cli")
+    lab.store.update_request(asked, state="done", result={"hosts": [report]})
+    broken = lab.store.insert_request("host_setup", {"host": "beta"}, "tui")
+    lab.store.update_request(broken, state="failed", error={"code": "host", "message": "pip ended with 1", "next": ""})
+    async with opened(lab) as (room, pilot):
+        await pilot.press("4")
+        await until(lambda: room.screen.query_one("#hosts", Table).rows)
+        assert "No module named torch" not in screen_text(room)
+        await pilot.press("j")
+        await until(lambda: "✕ torch" in screen_text(room))
+        shown = screen_text(room)
+        assert "No module named torch" in shown and "✓ reachable" in shown and "Set it up: I." in shown and "pip ended with 1" in shown
 
 
 async def test_cancel_a_wave_from_its_list(lab: Lab) -> None:

@@ -118,7 +118,7 @@ class HostsPage(Page):
     def action_check(self) -> None:
         """Ask for a check."""
         if host := self._host():
-            self.room.do(f"check {host}", lambda lab: verbs.ask(lab, "hosts_check", {"host": host}, who=WHO) and None)
+            self.room.do(f"check {host}", lambda lab: verbs.ask(lab, "hosts_check", {"hosts": [host]}, who=WHO) and None)
 
     def action_setup(self) -> None:
         """Ask, then have it set up."""
@@ -162,33 +162,38 @@ def host_row(host: Host, snapshot: Snapshot, now: float) -> Json:
     }  # fmt: skip
 
 
+def newest_report(name: str, requests: list[Request]) -> tuple[Request, Json] | None:
+    """The last check that looked at a host: the request and what it found there."""
+    for request in sorted(requests, key=lambda q: -q.id):
+        if request.verb == "hosts_check" and request.state == "done":
+            found = next((r for r in (request.result or {}).get("hosts", []) if r.get("name") == name), None)
+            if found is not None:
+                return request, found
+    return None
+
+
 def host_lines(row: Mapping[str, Any], requests: list[Request], now: float) -> list[Line]:
-    """What the daemon knows of a host: its error, its checks, its facts, and what was asked of it."""
-    out: list[Line] = []
+    """What the daemon knows of a host: its error, what is asked of it, its last check, its facts."""
+    name, out = str(row.get("name")), list[Line]()
     if row.get("error"):
         out.append(Line(("✕ ", "bad"), (safe(row["error"], 400), "bad")))
-    info = row.get("info") or {}
-    for check in info.get("checks") or []:
-        ok = check.get("ok")
-        glyph, style = ("✓", "good") if ok else ("?", "muted") if ok is None else ("✕", "bad")
-        out.append(
-            Line(
-                (f"{glyph} ", style),
-                (fit(safe(check.get("name"), 30), 22), ""),
-                (safe(check.get("text") or check.get("value"), 300), "" if ok else style),
-            )
-        )
-    for name, value in info.items():
-        if name != "checks" and value not in (None, "", [], {}):
-            out.append(Line((fit(safe(name, 24), 24), "muted"), (safe(value, 300), "")))
-    asked = [q for q in requests if q.args.get("host") == row.get("name")]
-    for request in asked[-4:]:
+    asked = [q for q in requests if q.args.get("host") == name or q.args.get("hosts") in ([], [name])]
+    for request in [q for q in asked if q.state != "done" or q.verb != "hosts_check"][-3:]:
         said = (request.error or {}).get("message") if request.error else request.progress
         style = "bad" if request.state == "failed" else "good" if request.state == "done" else "accent"
+        head = f"{safe(request.verb, 20).replace('_', ' ')}: {safe(request.state, 10)}, {age(now - request.updated_at)} ago  "
+        out.append(Line((head, style), (safe(said or "", 300), "")))
+    report = newest_report(name, requests)
+    if report is not None:
         out.append(
-            Line(
-                (f"{safe(request.verb, 20)} {safe(request.state, 10)} {age(now - request.updated_at)} ago  ", style),
-                (safe(said or "", 300), ""),
-            )
+            Line((f"Checked {age(now - report[0].updated_at)} ago", "title"), (f"  {safe(report[1].get('next') or '', 300)}", "warn"))
         )
+        for check in report[1].get("checks") or []:
+            ok = check.get("ok")
+            glyph, style = ("✓", "good") if ok else ("?", "muted") if ok is None else ("✕", "bad")
+            text = safe(check.get("text") or check.get("value"), 300)
+            out.append(Line((f"{glyph} ", style), (fit(safe(check.get("name"), 30), 20), ""), (text, "" if ok else style)))
+    for key, value in (row.get("info") or {}).items():
+        if isinstance(value, (str, int, float)) and value != "":  # plain facts; an environment may hold what is nobody's business
+            out.append(Line((fit(safe(key, 24), 22), "muted"), (safe(value, 300), "")))
     return out or [Line(("nothing is known yet: c asks the daemon to check it", "muted"))]
