@@ -349,7 +349,8 @@ async def test_hosts_page_shows_what_a_check_found(lab: Lab) -> None:
     report = {
         "name": "beta", "kind": "ssh", "state": "unfit", "error": "torch cannot be imported", "next": "Set it up: I.",
         "checks": [
-            {"name": "reachable", "ok": True, "text": "Linux 6.1, 64 cores"}, {"name": "torch", "ok": False, "text": "No module named torch"},
+            {"name": "reachable", "ok": True, "text": "Linux 6.1, 64 cores"},
+            {"name": "torch", "ok": False, "text": "No module named torch"},
         ],
     }  # fmt: skip
     asked = lab.store.insert_request("hosts_check", {"hosts": []}, "cli")
