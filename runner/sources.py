@@ -31,6 +31,7 @@ __all__ = [
     "literal",
     "materialise",
     "override",
+    "reseed",
     "seed_of",
     "seed_only",
     "sha",
@@ -401,6 +402,24 @@ def seed_of(text: str) -> int | None:
             if isinstance(value, int) and not isinstance(value, bool):
                 return value
     return None
+
+
+def reseed(text: str, seed: int) -> str:
+    """The script at another seed: its SEED constant, else the literals of its `manual_seed(…)` calls; unchanged where it has neither."""
+    names = [n for n, v in constants(text).items() if _SEED_NAME.match(n) and isinstance(v, int) and not isinstance(v, bool)]
+    if names:
+        return override(text, dict.fromkeys(names, seed))
+    data, starts = text.encode(), _line_starts(text.encode())
+    places = []
+    for node in ast.walk(parse(text)):
+        if isinstance(node, ast.Call) and _is_seed_call(node) and len(node.args) == 1 and isinstance(node.args[0], ast.Constant):
+            old = node.args[0]
+            if isinstance(old.value, int) and not isinstance(old.value, bool):
+                end = starts[(old.end_lineno or old.lineno) - 1] + (old.end_col_offset or 0)
+                places.append((starts[old.lineno - 1] + old.col_offset, end))
+    for start, end in sorted(places, reverse=True):
+        data = data[:start] + repr(seed).encode() + data[end:]
+    return data.decode()
 
 
 def changed_constants(a: str, b: str) -> dict[str, tuple[Any, Any]]:

@@ -43,6 +43,7 @@ class Prepared:
     overrides: Json
     base_run: str | None
     name: str
+    seed: int | None = None
 
 
 def trainer_text(trainer: TrainerPolicy, name: str | None = None) -> str:
@@ -119,20 +120,21 @@ def _finished(text: str, overrides: Json, base: Run | None, name: str, trainer: 
         overrides=overrides,
         base_run=base.id if base else None,
         name=name,
+        seed=sources.seed_of(text),
     )
 
 
 def with_seed(prepared: Prepared, seed: int) -> Prepared:
-    """The same source at another seed; the very same when it has no SEED constant (then it is a plain repeat)."""
-    if SEED_NAME not in prepared.constants:
-        return prepared
-    text = sources.override(prepared.text, {SEED_NAME: seed})
+    """The same source at another seed, as a constant or in its `manual_seed(…)`; the very same when it has neither (a plain repeat)."""
+    text = sources.reseed(prepared.text, seed)
+    named = {SEED_NAME: seed} if SEED_NAME in prepared.constants else {}
     return dataclasses.replace(
         prepared,
         text=text,
         sha=sources.sha(text),
-        constants={**prepared.constants, SEED_NAME: seed},
-        overrides={**prepared.overrides, SEED_NAME: seed},
+        constants={**prepared.constants, **named},
+        overrides={**prepared.overrides, **named},
+        seed=sources.seed_of(text),
     )
 
 
@@ -230,7 +232,7 @@ def refuse_duplicate(lab: Lab, prepared: Prepared, budget_s: float, gpu_type: st
     told = f"val_bpb {twin.val_bpb:.6f}" if twin.val_bpb is not None else (twin.outcome or twin.phase)
     what = (
         "differs only by its seed from"
-        if prepared.sha != twin.source_sha and prepared.constants.get(SEED_NAME) != twin.constants.get(SEED_NAME)
+        if prepared.sha != twin.source_sha and prepared.seed != twin.seed
         else "is in effect the same as"
     )
     raise Duplicate(
@@ -274,7 +276,6 @@ def insert(lab: Lab, prepared: Prepared, *, agent: str, purpose: str, budget_s: 
     sha = lab.keep_source(prepared.text)
     lab.store.add_source(sha, len(prepared.text.encode()), path.name, prepared.effective_sha)
     asked = approval == "asked"
-    seed = prepared.constants.get(SEED_NAME)
     return lab.store.insert_run(
         created_at=time.time(),
         purpose=str(purpose),
@@ -285,7 +286,7 @@ def insert(lab: Lab, prepared: Prepared, *, agent: str, purpose: str, budget_s: 
         base_run=prepared.base_run,
         budget_s=budget_s,
         agent=agent,
-        seed=seed if isinstance(seed, int) else None,
+        seed=prepared.seed,
         approval=approval,
         phase=Phase.PROPOSED if asked else Phase.QUEUED,
         **columns,

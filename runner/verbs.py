@@ -174,8 +174,7 @@ def _submit_wave(lab: Lab, request: WaveRequest, who: str) -> Submitted:
     approval, run_ids = _approval(lab, who), []
     for nth in range(request.repeats):
         for cell, prepared in ready:
-            first = base.constants.get(submitting.SEED_NAME, 0)
-            varied = prepared if nth == 0 else submitting.with_seed(prepared, (first if isinstance(first, int) else 0) + nth)
+            varied = prepared if nth == 0 else submitting.with_seed(prepared, (base.seed or 0) + nth)
             run_ids.append(
                 submitting.insert(
                     lab,

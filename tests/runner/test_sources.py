@@ -210,3 +210,13 @@ def test_a_diff_from_an_agent_with_wrong_counts_still_applies() -> None:
 def test_a_diff_that_does_not_fit_says_where(patch: str, says: str) -> None:
     with pytest.raises(BadValue, match=says):
         sources.apply_diff(SCRIPT, patch)
+
+
+def test_a_script_is_reseeded_where_it_keeps_its_seed() -> None:
+    other = sources.reseed(SCRIPT, 7)
+    assert other == SCRIPT.replace("manual_seed(42)", "manual_seed(7)")
+    assert sources.seed_only(SCRIPT, other)
+    assert sources.reseed("SEED = 1  # luck\ntorch.manual_seed(SEED)\n", 9) == "SEED = 9  # luck\ntorch.manual_seed(SEED)\n"
+    both = "torch.manual_seed(42); torch.cuda.manual_seed(42)  # größer\n"
+    assert sources.reseed(both, 8) == both.replace("42", "8")
+    assert sources.reseed("x = 1\n", 3) == "x = 1\n"

@@ -95,3 +95,15 @@ def test_a_script_without_the_assert_is_left_to_run(lab: Lab) -> None:
     assert batch_mistake(UPSTREAM.replace("2**19", "1000").replace("assert ", "print(").replace("== 0\n", "== 0)\n"), trainer) is None
     (trainer.folder / "prepare.py").unlink()
     assert batch_mistake(UPSTREAM.replace("2**19", "1000"), trainer) is None
+
+
+def test_upstreams_repeats_differ_in_their_seed_and_a_seed_is_no_experiment(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, script="import torch\n\ntorch.manual_seed(42)\nDEPTH = 8\n")
+    base = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    again = [lab.store.run(i) for i in verbs.repeat(lab, base, 2, who="cli").run_ids]
+    assert [r.seed for r in again if r] == [43, 44]
+    assert len({r.source_sha for r in again if r}) == 2
+    assert {r.effective_sha for r in again if r} == {lab.store.run(base).effective_sha}  # type: ignore[union-attr]
+    with pytest.raises(Duplicate, match="differs only by its seed"):
+        verbs.submit(lab, Submission(source="import torch\n\ntorch.manual_seed(137)\nDEPTH = 8\n"), who="cli")
+    lab.close()
