@@ -200,6 +200,9 @@ class SshEngine:
     async def poll(self, run_ids: list[str], hosts: dict[str, str]) -> dict[str, State]:
         """States of the given runs, in one round trip; `unknown` while the host is out of contact."""
         await self.link.first_try(FIRST_TRY_S)  # a daemon that has just started knows nothing of the host, which is not the host's fault
+        for ended in self.ahead.keys() - set(run_ids):  # nobody follows it any more
+            self.ahead.pop(ended)
+            self.sizes.pop(ended, None)
         wanted = {}
         for run_id in run_ids:
             log, events = self.ahead.setdefault(run_id, (Ahead(), Ahead()))

@@ -170,6 +170,15 @@ async def test_times_of_a_host_whose_clock_is_off_are_shown_by_ours(far: Any) ->
     assert shown["elapsed_s"] == true["elapsed_s"]
 
 
+async def test_what_came_ahead_of_an_ended_run_is_let_go(far: Any) -> None:
+    one = await far()
+    for n in (1, 2):
+        await one.submit(f"r000{n}", "print('x' * 100000)")
+        await one.wait(f"r000{n}")
+    assert one.engine.ahead.keys() == {"r0002"} == one.engine.sizes.keys()
+    assert await one.engine.read("r0001", "gpu1", "out.log", 0) == b"x" * 100_000 + b"\n"  # asked for again, it is fetched again
+
+
 async def test_a_big_log_and_offsets_anywhere(far: Any, tmp_path: Path) -> None:
     one = await far()
     await one.submit("r0001", "import sys\nfor i in range(200000): sys.stdout.write('%019d\\n' % i)")
