@@ -162,11 +162,6 @@ def _common(a: Sequence[Span], b: Sequence[Span], step: int) -> int:
     return shared
 
 
-def beside(left: Line, width: int, right: Line, gap: str = " ") -> Line:
-    """Two rows in one: `left` fitted to `width` cells, then `right`."""
-    return Line(style=left.style).extend(left.fitted(width).spans).add(gap).extend(right.spans)
-
-
 def bar(share: float | None, width: int, style: str = "bar") -> list[Span]:
     """A bar of eighths for a share of 0..1; an empty track when unknown."""
     if share is None or share != share:
