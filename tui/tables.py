@@ -94,7 +94,7 @@ QUEUE = [
     ),
     Column("gpu", "wants", 8, lambda r: (safe(r.get("gpu_type") or r.get("host") or "any", 30), "muted"), drop=4),
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), drop=3),
-    Column("what", "what", 12, what, flex=True),
+    Column("what", "what", 18, what, flex=True),
     Column("age", "age", 5, lambda r: (age(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=2),
 ]
 
@@ -111,7 +111,7 @@ BOARD = [
     Column("params", "params", 7, figures("params_m", 1, "M", "muted"), "right", order=order("params_m"), drop=8),
     Column("steps", "steps", 6, figures("num_steps", style="muted"), "right", order=order("num_steps"), drop=7),
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), drop=6),
-    Column("what", "what", 10, what, flex=True),
+    Column("what", "what", 20, what, flex=True),
 ]
 
 RUNS = [

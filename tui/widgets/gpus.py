@@ -18,7 +18,7 @@ from .table import Column, Row, Table
 from .view import message_line
 
 CARD_HIGH = 6
-CARD_WIDE = 38
+CARD_WIDE = 34
 STALE_S = 10.0
 
 
@@ -209,7 +209,8 @@ def _progress(gpu: Row, run: Row, inner: int) -> Line:
         since = age(gpu.get("since_s"))
         return Line((f"{stage_text(gpu)[0]} for {since}", GPU_GLYPHS.get(str(gpu.get("state")), ("", "muted"))[1]))
     share = run.get("share")
-    tail = f" {number(100 * share if share is not None else None, 0, '%'):>4} {eta(run):>5} {figure(run)}"
+    shown = figure(run) if inner >= 34 else figure(run).split(" ")[-1]
+    tail = f" {number(100 * share if share is not None else None, 0, '%'):>4} {eta(run):>5} {shown}"
     head = fit(stage_text(gpu)[0], 8)
     return Line((head, stage_text(gpu)[1])).extend(bar(share, max(3, inner - len(head) - len(tail)))).add(tail)
 
