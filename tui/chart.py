@@ -110,7 +110,9 @@ def _plot(series: Series, frame: Frame, wide: int, high: int, cells: dict[tuple[
 
     def row(y: float) -> int:
         share = frame.y_share(y)
-        return high * 2 if share is None else round((1 - share) * (high - 1))
+        if share is None or share != share:  # a span too wide for a float gives no number
+            return high * 2
+        return round((1 - min(max(share, -1.0), 2.0)) * (high - 1))
 
     last: tuple[int, int] | None = None
     for px, values in _columns(finite_points(series.points), frame, wide):
