@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 LAB = "setup"
 LIMIT_S = 3600.0
 CONNECT_S = 25.0
-TORCH_INDEX = "https://download.pytorch.org/whl"
 # The oldest driver branch each CUDA major version runs on (NVIDIA, "CUDA Compatibility", minor version compatibility).
 DRIVER_OF_CUDA13, DRIVER_OF_CUDA12 = 580, 525
 
@@ -86,7 +85,13 @@ def make_plan(host: HostPolicy, trainer: TrainerPolicy, facts: dict[str, Any], i
     """What preparing.py is to do on a host with that driver."""
     needs = requirements(trainer.folder)
     torch = next((need for need in needs if re.match(r"torch\b(?!-)", need)), None)
-    build, index_url = torch_build(facts.get("driver"))
+    build = torch_build(facts.get("driver"))
+    index_url = f"{trainer.torch_index.rstrip('/')}/{build}" if trainer.torch_index and build != "default" else None
+    if torch and build not in ("default", "cpu") and index_url is None and host.python is None:
+        raise HostError(
+            f"NVIDIA driver {facts.get('driver')} of {host.name} needs torch's {build} build, which pip's default index does not serve.",
+            next_step="Name the index that has it ([trainer] torch_index), a python with torch ([[host]] python), or update the driver.",
+        )
     measurable = facts.get("gpu") and (trainer.folder / "preflight.py").is_file()
     return {
         "workdir": info["workdir"],
@@ -100,15 +105,15 @@ def make_plan(host: HostPolicy, trainer: TrainerPolicy, facts: dict[str, Any], i
     }
 
 
-def torch_build(driver: str | None) -> tuple[str, str | None]:
-    """Which torch build suits a driver, and where it is found (None: the default index). Raises HostError for a driver too old for any."""
+def torch_build(driver: str | None) -> str:
+    """Which torch build suits a driver: `default` is what pip's index serves. Raises HostError for a driver too old for any."""
     if driver is None:
-        return "cpu", f"{TORCH_INDEX}/cpu"
+        return "cpu"
     branch = int(driver.split(".")[0])
     if branch >= DRIVER_OF_CUDA13:
-        return "default", None
+        return "default"
     if branch >= DRIVER_OF_CUDA12:
-        return "cu126", f"{TORCH_INDEX}/cu126"
+        return "cu126"
     raise HostError(f"NVIDIA driver {driver} is too old for today's torch.", next_step=f"Install driver {DRIVER_OF_CUDA12} or later.")
 
 

@@ -45,6 +45,7 @@ class TrainerPolicy:
     lower_is_better: bool = True
     shims: list[str] = field(default_factory=list)
     program: str = "program.md"
+    torch_index: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,7 +376,7 @@ def loosened(old: Policy, new: Policy) -> list[str]:
     if old.limits.approval == "ask" and new.limits.approval == "auto":
         found.append("[policy] approval: ask → auto")
     found += [f"[policy] kill_on_flags no longer names {kind}" for kind in old.limits.kill_on_flags if kind not in new.limits.kill_on_flags]
-    for key in ("folder", "command", "editable", "source", "budget", "data_command", "shims", "metric", "lower_is_better"):
+    for key in ("folder", "command", "editable", "source", "budget", "data_command", "torch_index", "shims", "metric", "lower_is_better"):
         a, b = getattr(old.trainer, key), getattr(new.trainer, key)
         if a != b:
             found.append(f"[trainer] {key}: {a} → {b}")

@@ -19,7 +19,7 @@ from runner.engines.local import LocalEngine
 from runner.engines.ssh import SshEngine
 from runner.errors import HostError, RequestError
 from runner.lab import Lab
-from runner.policy import HostPolicy
+from runner.policy import HostPolicy, TrainerPolicy
 from tests.runner.engines.sshrig import Net
 from tests.runner.labs import make_lab
 
@@ -196,12 +196,22 @@ def test_whether_a_torch_build_has_kernels_for_a_card(capability: str, arch_list
     ("driver", "build"), [(None, "cpu"), ("580.95.05", "default"), ("595.1", "default"), ("570.86", "cu126"), ("525.60.13", "cu126")]
 )
 def test_the_torch_build_follows_the_driver(driver: str | None, build: str) -> None:
-    assert hostsetup.torch_build(driver)[0] == build
+    assert hostsetup.torch_build(driver) == build
 
 
 def test_a_driver_too_old_is_said() -> None:
     with pytest.raises(HostError, match=r"470\.1 is too old"):
         hostsetup.torch_build("470.1")
+
+
+def test_a_torch_build_beside_the_default_needs_a_named_index(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text("torch==2.9.1\n")
+    host, info = HostPolicy("far", kind="ssh"), {"workdir": "/w", "lock_dir": "/l"}
+    with pytest.raises(HostError, match="cu126 build"):
+        hostsetup.make_plan(host, TrainerPolicy(tmp_path), {"driver": "570.86"}, info)
+    named = hostsetup.make_plan(host, TrainerPolicy(tmp_path, torch_index="file:///wheels/"), {"driver": "570.86"}, info)
+    assert named["index_url"] == "file:///wheels/cu126"
+    assert hostsetup.make_plan(host, TrainerPolicy(tmp_path), {"driver": "580.95"}, info)["index_url"] is None
 
 
 def test_what_a_trainer_needs_comes_from_its_own_project(tmp_path: Path) -> None:
