@@ -189,7 +189,13 @@ class ControlRoom(App[None]):
             self.complain(f"{label}: this screen was opened read-only. Open it without --readonly to change anything.")
             return
         self.say(f"{label} …", "muted")
+        self.unmark()  # the next key must not act on what was meant by this one
         self.hand.do(label, verb, then)
+
+    def unmark(self) -> bool:
+        """Take the marks of the page in front away; whether there were any."""
+        page = self.front()
+        return any([table.unmark() for table in page.query(Table)]) if page is not None else False
 
     def on_done(self, message: Done) -> None:
         """Tell, look again, and go on where the page asked to."""
@@ -243,7 +249,9 @@ class ControlRoom(App[None]):
             self.say(f"{safe(subject, 40)} has no page of its own")
 
     async def action_back(self) -> None:
-        """Back one page; at the first nothing happens."""
+        """Take the marks away, else go back one page; at the first nothing happens."""
+        if self.unmark():
+            return
         if len(self.screen_stack) > 1:
             self.pop_screen()
 

@@ -95,7 +95,23 @@ async def test_marks_make_one_key_act_on_several(lab: Lab) -> None:
         await until(lambda: isinstance(room.screen, Confirm))
         assert "2 runs" in screen_text(room)
         await confirmed(room, pilot)
+        wall = room.screen.query_one(GpuWall)
+        assert not wall.marks, "the next key must not act on what was meant by this one"
         await until(lambda: [lab.store.run(i).wanted for i in ("r0015", "r0016", "r0017")] == ["cancel", "cancel", "run"])  # type: ignore[union-attr]
+
+
+async def test_escape_takes_marks_away_before_it_goes_back(lab: Lab) -> None:
+    async with opened(lab) as (room, pilot):
+        await pilot.press("2")
+        await until(lambda: "runs" in room.snapshot.views)
+        table = room.screen.query_one("#runs", Table)
+        await until(lambda: table.rows)
+        await pilot.press("space", "space")
+        assert len(table.marks) == 2 and "2 marked" in screen_text(room)
+        await pilot.press("escape")
+        assert not table.marks and len(room.screen_stack) == 2
+        await pilot.press("escape")
+        assert len(room.screen_stack) == 1
 
 
 async def test_queue_order(lab: Lab) -> None:

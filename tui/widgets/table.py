@@ -243,6 +243,15 @@ class Table(View):
         self._layout = (-1, [])
         self.changed()
 
+    def unmark(self) -> bool:
+        """Take all marks away; whether there were any."""
+        had = bool(self.marks)
+        if had:
+            self.marks.clear()
+            self._say(f"{len(self.rows)}/{len(self.all_rows)}" if self.keep else str(len(self.rows)))
+            self.changed()
+        return had
+
     def action_sort(self) -> None:
         """Sort by the next sortable column; after the last, by the given order."""
         keys: list[str | None] = [None, *[c.key for c, _ in self._layout[1] if c.order is not None]]
