@@ -81,6 +81,8 @@ def demo(*, simulate: bool, plain: bool, folder: Path | None = None) -> int:
         runs = lab.store.runs()
         say("")
         print_boards(lab)
+        if not simulate and (busy := busy_words(os.getloadavg()[1], os.cpu_count() or 1)):
+            say(busy)
         say_how_to_connect()
         return 1 if refused or any(run.outcome not in plan.good_ends for run in runs) else 0
     finally:
@@ -259,6 +261,16 @@ def say_how_to_return(stage: Stage) -> None:
     say("\nWhat was submitted goes on without you. The same command again finishes the demo.")
     say(f"  look again       {command}")
     say(f"  end its daemon   {command} daemon stop")
+
+
+def busy_words(load: float, cores: int) -> str | None:
+    """What to make of the order when other programs took part of the machine: a training alone keeps the load near the number of cores."""
+    if has_gpu() or load <= 1.4 * cores:
+        return None
+    return (
+        f"This machine was busy with other work (load {load:.1f} on {cores} cores): 20 s were not the same for every run, and neighbours "
+        "may have changed places. docs/benchmarks.md has the order on a quiet machine.\n"
+    )
 
 
 def print_boards(lab: Lab) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runner import sources
+from runner import demo, sources
 from runner.demo_plan import EDITS, GPU_EDITS, real_plan, simulated_plan
 from runner.policy import load_policy
 
@@ -35,3 +35,10 @@ def test_the_simulated_plan_has_sixteen_gpus_of_two_types(tmp_path: Path) -> Non
     assert host.kind == "fake" and sum(host.types.values()) == 16 and len(host.types) == 2
     constants = sources.constants(plan.files["trainer/train.py"])
     assert set(plan.agent["waves"][0]["factors"]) <= set(constants)
+
+
+def test_a_busy_machine_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "has_gpu", lambda: False)
+    assert demo.busy_words(2.1, 2) is None and "load 5.0 on 2 cores" in str(demo.busy_words(5.0, 2))
+    monkeypatch.setattr(demo, "has_gpu", lambda: True)
+    assert demo.busy_words(50.0, 2) is None
