@@ -82,7 +82,7 @@ async def test_types_and_a_run_that_fits_nowhere(tmp_path: Path) -> None:
 
 
 async def test_a_lost_link_is_unreachable_and_comes_back_whole(tmp_path: Path) -> None:
-    lab = fake_lab(tmp_path, host="types = {H100 = 1}\nspeed = 150\n")
+    lab = fake_lab(tmp_path, host="types = {H100 = 1}\nspeed = 80\n")
     down = lab.path / "fake" / "sim" / "down"
     async with serving(lab):
         run_id = submit(lab)

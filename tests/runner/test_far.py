@@ -55,7 +55,7 @@ async def test_twenty_runs_on_two_hosts_with_two_gpus_each_and_a_killed_daemon(f
 async def test_a_link_cut_longer_than_the_keepalive(far: Any, net: Net) -> None:
     lab = far()
     lab.daemon()
-    ids = [lab.submit(LINES=500, LINE_S=0.1) for _ in range(4)]
+    ids = [lab.submit(LINES=2000, LINE_S=0.1) for _ in range(4)]
     await until(lambda: all(lab.run(i).phase == "running" and lab.run(i).step for i in ids), 40)
     net.hosts[0].cut()
     try:
