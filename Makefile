@@ -6,6 +6,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q -c constraints.txt
 TORCH_ARGS ?=
+CACHE ?= -p no:cacheprovider
 ARGS ?=
 SYSTEM_PACKAGES := git gcc libc6-dev tmux openssh-server openssh-client iproute2
 # A scratch folder of its own for anything that would write to /tmp, removed at the end.
@@ -57,7 +58,7 @@ demo: $(VENV)/.trainer  ## the main job on this machine: agent, runs, leaderboar
 endif
 
 test: $(VENV)/.tests  ## all tests (ARGS='-k name' passes on to pytest)
-	@$(SCRATCH) && $(PY) -m pytest -q -p no:cacheprovider $(ARGS)
+	@$(SCRATCH) && $(PY) -m pytest -q $(CACHE) $(ARGS)
 
 test-deps:  ## system packages some tests need (root; without them these tests are skipped and say so)
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
