@@ -39,6 +39,12 @@ def diff(a: str, b: str, a_name: str, b_name: str) -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n{_NO_NEWLINE}\n" for line in lines)
 
 
+def named_files(patch: str) -> list[str]:
+    """The files the diff's first header names, without git's `a/` and `b/`; empty when it has none."""
+    header = re.search(r"^--- ([^\t\n]+).*\n\+\+\+ ([^\t\n]+)", patch.replace("\r\n", "\n"), re.MULTILINE)
+    return [re.sub(r"^[ab]/", "", name.strip()) for name in header.groups()] if header else []
+
+
 def apply_diff(text: str, patch: str) -> str:
     """The text after a unified diff of one file; raises BadValue that names the hunk and the line that does not match."""
     hunks = _hunks(patch)

@@ -7,6 +7,7 @@ written.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
@@ -94,6 +95,9 @@ def prepare(lab: Lab, sub: Submission) -> Prepared:
         text = trainer_text(trainer, sub.path)
     name = sub.path or trainer.source
     if sub.diff is not None:
+        for other in patching.named_files(sub.diff):
+            if other == "/dev/null" or (Path(other).suffix and Path(other).name != Path(name).name):
+                raise Refused(f"The diff is of {other}, and a run changes {name} alone.", next_step=f"Send a diff of {name}.")
         text = patching.apply_diff(text, sub.diff)
     return _finished(text, sub.overrides, base, name, trainer)
 
@@ -293,15 +297,24 @@ def insert(lab: Lab, prepared: Prepared, *, agent: str, purpose: str, budget_s: 
     )
 
 
+def trainer_effective_sha(lab: Lab) -> str | None:
+    """The effective hash of the trainer's own script, remembered for each text; None when it cannot be read."""
+    try:
+        return _effective_sha(trainer_text(lab.policy().trainer))
+    except (BadValue, Refused):
+        return None
+
+
+@functools.lru_cache(maxsize=8)
+def _effective_sha(text: str) -> str:
+    return sources.effective_sha(statics.one_model(text))
+
+
 def purpose_of(lab: Lab, prepared: Prepared, budget_s: float, asked: str) -> str:
     """`baseline` for the trainer's own script when this budget has none yet, else what was asked."""
     if asked != Purpose.EXPERIMENT or prepared.base_run is not None:
         return asked
-    try:
-        own = sources.effective_sha(statics.one_model(trainer_text(lab.policy().trainer)))
-    except (BadValue, Refused):
-        return asked
-    if own != prepared.effective_sha:
+    if trainer_effective_sha(lab) != prepared.effective_sha:
         return asked
     has_one = lab.store.count_runs(
         "purpose = 'baseline' AND budget_s = ? AND (outcome IS NULL OR outcome = 'completed') AND wanted = 'run'", (budget_s,)

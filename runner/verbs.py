@@ -65,13 +65,22 @@ def submit(lab: Lab, sub: Submission, *, who: str) -> Submitted:
     """
     if isinstance(sub.seeds, bool) or not isinstance(sub.seeds, int) or not 1 <= sub.seeds <= submitting.MAX_SEEDS:
         raise BadValue(f"seeds is {sub.seeds!r}.", next_step=f"Allowed: 1 to {submitting.MAX_SEEDS}.")
+    answered = _answered(lab, sub.request_id)
     if sub.seeds > 1:
-        return _replayed(lab, sub.request_id, "submit", who, sub, lambda: _submit_seeds(lab, sub, who))
-    return _replayed(lab, sub.request_id, "submit", who, sub, lambda: _submit_one(lab, sub, who))
+        wave = None if answered else _as_wave(lab, sub)
+        plan = None if wave is None else _plan_wave(lab, wave)
+        return _replayed(lab, sub.request_id, "submit", who, sub, lambda: _submit_wave(lab, wave or _as_wave(lab, sub), plan, who))
+    prepared = None if answered else submitting.prepare(lab, sub)
+    return _replayed(lab, sub.request_id, "submit", who, sub, lambda: _submit_one(lab, sub, prepared or submitting.prepare(lab, sub), who))
 
 
-def _submit_one(lab: Lab, sub: Submission, who: str) -> Submitted:
-    prepared = submitting.prepare(lab, sub)
+def _answered(lab: Lab, request_id: str | None) -> bool:
+    """Whether a request was answered before. Scripts are read and checked before the write lock is taken: one takes 50 to 100 ms."""
+    submitting.trainer_effective_sha(lab)  # remembered, for the same reason
+    return request_id is not None and lab.store.replay(request_id) is not None
+
+
+def _submit_one(lab: Lab, sub: Submission, prepared: submitting.Prepared, who: str) -> Submitted:
     budget_s = submitting.checked_budget(lab.policy().limits, sub.budget_s)
     submitting.check_trainer(lab, prepared, budget_s)
     notes = submitting.check_place(lab, sub.gpu_type, sub.host)
@@ -105,11 +114,12 @@ def _submit_one(lab: Lab, sub: Submission, who: str) -> Submitted:
     return Submitted([run_id], None, notes + _state_notes(lab, who))
 
 
-def _submit_seeds(lab: Lab, sub: Submission, who: str) -> Submitted:
+def _as_wave(lab: Lab, sub: Submission) -> WaveRequest:
+    """A submission with several seeds, as the wave it is."""
     origin: dict[str, Any] = {"base": sub.base, "source": sub.source, "path": sub.path, "overrides": sub.overrides}
     if sub.diff is not None:
         origin = {"source": submitting.prepare(lab, sub).text}
-    wave = WaveRequest(
+    return WaveRequest(
         **origin,
         repeats=sub.seeds,
         budget_s=sub.budget_s,
@@ -119,7 +129,6 @@ def _submit_seeds(lab: Lab, sub: Submission, who: str) -> Submitted:
         priority=sub.priority,
         purpose=Purpose.REPEAT if sub.purpose == Purpose.EXPERIMENT else sub.purpose,
     )
-    return _submit_wave(lab, wave, who)
 
 
 def submit_wave(lab: Lab, request: WaveRequest, *, who: str) -> Submitted:
@@ -127,20 +136,31 @@ def submit_wave(lab: Lab, request: WaveRequest, *, who: str) -> Submitted:
 
     Cells that are in effect the same as another cell or as an earlier run are left out and named in the notes.
     """
-    return _replayed(lab, request.request_id, "submit_wave", who, request, lambda: _submit_wave(lab, request, who))
+    plan = None if _answered(lab, request.request_id) else _plan_wave(lab, request)
+    return _replayed(lab, request.request_id, "submit_wave", who, request, lambda: _submit_wave(lab, request, plan, who))
 
 
-def _submit_wave(lab: Lab, request: WaveRequest, who: str) -> Submitted:
+Plan = tuple[submitting.Prepared, list[tuple[dict[str, Any], submitting.Prepared]]]
+
+
+def _plan_wave(lab: Lab, request: WaveRequest) -> Plan:
+    """The base and each cell with its checked source."""
+
+    def prepared(overrides: dict[str, Any]) -> submitting.Prepared:
+        return submitting.prepare(lab, Submission(source=request.source, path=request.path, base=request.base, overrides=overrides))
+
     cells = submitting.wave_cells(request)
+    return prepared(request.overrides), [(cell, prepared({**request.overrides, **cell})) for cell in cells]
+
+
+def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) -> Submitted:
+    base, cells = plan or _plan_wave(lab, request)
     budget_s = submitting.checked_budget(lab.policy().limits, request.budget_s)
     notes = submitting.check_place(lab, request.gpu_type, request.host)
-    base = submitting.prepare(lab, Submission(source=request.source, path=request.path, base=request.base, overrides=request.overrides))
     submitting.check_trainer(lab, base, budget_s)
     ready = []
     seen: dict[str, dict[str, Any]] = {}
-    for cell in cells:
-        overrides = {**request.overrides, **cell}
-        prepared = submitting.prepare(lab, Submission(source=request.source, path=request.path, base=request.base, overrides=overrides))
+    for cell, prepared in cells:
         if prepared.effective_sha in seen and request.repeats == 1:
             notes.append(f"Left out {cell}: in effect the same as {seen[prepared.effective_sha]}.")
             continue

@@ -53,6 +53,8 @@ def test_an_override_is_written_into_the_source(lab: Lab) -> None:
         ({"source": "def f(:\n"}, BadValue, "line 1"),
         ({"source": "x\x00"}, BadValue, "NUL"),
         ({"source": ""}, BadValue, "no statement"),
+        ({"diff": "--- /dev/null\n+++ b/extra.py\n@@ -0,0 +1 @@\n+X = 1\n"}, Refused, "train.py alone"),
+        ({"diff": "--- a/prepare.py\n+++ b/prepare.py\n@@ -1 +1 @@\n-SEED = 42\n+SEED = 1\n"}, Refused, "is of prepare.py"),
         ({"source": "# only words\n'''and a docstring'''\npass\n"}, BadValue, "no statement"),
         ({"budget_s": 0}, BadValue, "1 to 86400"),
         ({"budget_s": -1}, BadValue, "1 to 86400"),
