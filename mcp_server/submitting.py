@@ -182,11 +182,15 @@ def outlook(lab: Lab, run_ids: list[str]) -> str:
     if lab.store.setting("queue_paused", False):
         return "waits: a human has paused the queue"
     first = mine[0]
+    if first.agent in lab.store.setting("paused_agents", []):
+        return "waits: a human has paused your runs"
     known = queries.gpu_objects(lab)
     gpus = [gpu for gpu in known if suits(first, gpu)]
     if known and not gpus:
         return f"waits: no GPU of this lab is a {first.gpu_type or 'GPU'}{f' on {first.want_host}' if first.want_host else ''}"
-    ahead = waiting.index(first.id)
+    before = set(waiting[: waiting.index(first.id)])
+    rivals = [run for run in lab.store.active_runs() if run.id in before and (not gpus or any(suits(run, gpu) for gpu in gpus))]
+    ahead = len(rivals)
     idle = sum(gpu["state"] == GpuState.FREE for gpu in gpus) - ahead
     if idle >= len(mine):
         return "starts at once: a GPU is idle"

@@ -198,7 +198,7 @@ def list_runs(
         args += [text, text.lower(), text.lower()]
     total = lab.store.count_runs(" AND ".join(where), args)
     if cursor is not None:
-        if not cursor.isdigit():
+        if not cursor.isdigit() or len(cursor) > 15:
             raise BadValue(f"The cursor {cursor!r} is not one of ours.", next_step="Take it from the answer before, or leave it out.")
         where.append("seq < ?")
         args.append(int(cursor))
@@ -302,7 +302,7 @@ def _slice(path: Path, offset: int | None, limit: int) -> tuple[bytes, int]:
         return b"", 0
     with os.fdopen(descriptor, "rb") as file:
         size = found.st_size
-        file.seek(offset if offset is not None else max(size - limit, 0))
+        file.seek(min(offset, size) if offset is not None else max(size - limit, 0))
         return file.read(limit), size
 
 

@@ -514,3 +514,19 @@ async def test_many_gpus_are_summed_up_by_type_and_paged(agent: Agent, lab: Lab)
             break
         arguments = {"cursor": result.structured_content["cursor"]}
     assert seen == [f"sim:{n}" for n in range(128)]
+
+
+async def test_runs_that_can_use_none_of_its_gpus_do_not_stand_before_a_run(agent: Agent, lab: Lab) -> None:
+    lab.store.upsert_gpu("GPU-0", host="h", idx=0, name="NVIDIA H100", state="free", since=0.0)
+    for depth in (3, 4, 5):
+        await agent("run_experiment", overrides={"DEPTH": depth}, gpu_type="B200")
+    assert (await agent("run_experiment", overrides={"DEPTH": 6}))["outlook"] == "starts at once: a GPU is idle"
+    verbs.pause_agent(lab, lab.store.runs()[-1].agent, True, who="tui")
+    assert (await agent("run_experiment", overrides={"DEPTH": 7}))["outlook"] == "waits: a human has paused your runs"
+
+
+async def test_absurd_numbers_are_answered_not_raised(agent: Agent, lab: Lab) -> None:
+    run = (await agent("run_experiment", overrides={"DEPTH": 3}))["id"]
+    for tool, arguments in (("list_runs", {"cursor": "9" * 23}), ("read_log", {"id": run, "offset": 10**18})):
+        answer = await agent.client.call_tool(tool, arguments)
+        assert "internal" not in text_of(answer)
