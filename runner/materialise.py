@@ -46,6 +46,10 @@ def materialise(trainer: TrainerPolicy, source_text: str, budget_s: float, dest:
         _write_budget(trainer.budget, budget_s, dest)
 
 
+# The human's file holds secrets of hosts (`env`): it never travels with a trainer, whose code an agent writes.
+HOSTS_FILE = "hosts.toml"
+
+
 def _files(folder: Path) -> Iterator[tuple[Path, Path]]:
     """Regular files worth copying, with their path below the folder; links that lead out of the folder are left behind."""
     for root, dirs, names in os.walk(folder):
@@ -53,7 +57,7 @@ def _files(folder: Path) -> Iterator[tuple[Path, Path]]:
         dirs[:] = sorted(d for d in dirs if not _skipped_dir(here / d))
         for name in sorted(names):
             path = here / name
-            if name.startswith(".") or name.endswith(_SKIPPED_SUFFIXES):
+            if name.startswith(".") or name.endswith(_SKIPPED_SUFFIXES) or name == HOSTS_FILE:
                 continue
             target = path.resolve() if path.is_symlink() else path
             if target is not path and not target.is_relative_to(folder):

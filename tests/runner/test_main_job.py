@@ -41,7 +41,7 @@ def test_an_agent_measures_a_baseline_and_edits_of_the_shipped_trainer(lab: Lab)
         ],
     }
     asyncio.run(play(lab.path, plan, said.append))
-    runs = lab.store.runs()
+    runs = lab.store.runs("purpose != 'verify'")  # the daemon may check a new best meanwhile
     assert {(r.outcome, r.agent) for r in runs} == {("completed", "mcp:demo")}, said
     assert [r.purpose for r in runs] == ["baseline", "experiment", "experiment"]
     for run in runs:

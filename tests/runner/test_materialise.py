@@ -101,3 +101,11 @@ def test_a_folder_of_everything_is_refused(trainer: Any, tmp_path: Path, monkeyp
     monkeypatch.setattr("runner.materialise.MAX_FILES", 3)
     with pytest.raises(Refused, match="more than 3 files"):
         materialise(trainer, "", 60, tmp_path / "w")
+
+
+def test_the_policy_file_with_its_secrets_never_travels_with_the_trainer(trainer: Any, tmp_path: Path) -> None:
+    (trainer.folder / "hosts.toml").write_text('[[host]]\nname = "a"\nenv = {TOKEN = "hunter2"}\n')
+    (trainer.folder / "more").mkdir(exist_ok=True)
+    (trainer.folder / "more" / "hosts.toml").write_text("x")
+    materialise(trainer, "x = 1\n", 60, tmp_path / "w")
+    assert (tmp_path / "w" / "train.py").exists() and not list((tmp_path / "w").rglob("hosts.toml"))
