@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from runner.lab import Lab
 from runner.records import Json, Purpose, Run, Trust
 from runner.research.noise import WITHIN, Noise, gain, pooled
 from runner.text import finite
 
+Value = TypeVar("Value")
 RANKED = "outcome = 'completed' AND purpose != 'verify'"  # the condition of the index runs_rank, which holds all that ranking reads
 HELD = "held: "  # begins the reason (trust_why) of a claim that is not ranked until somebody settles it
 # NULL trust is credible: `IS` keeps such a row where `=` would drop it
@@ -29,6 +31,7 @@ DETAILS = ("verdict", "trust", "hypothesis", "params_m", "num_steps", "wave_id",
 class Group:
     """All ranked runs of one effective source in a scope, oldest first; `values` are val_bpb, verified where there is one."""
 
+    effective_sha: str = ""
     ids: list[str] = field(default_factory=list)
     seqs: list[int] = field(default_factory=list)
     values: list[float] = field(default_factory=list)
@@ -38,6 +41,10 @@ class Group:
 
 def scopes(lab: Lab) -> list[Json]:
     """Every (class, budget) with a result: {class, budget_s, runs, best}, most ranked runs first; held claims count for nothing."""
+    return derived(lab, "scopes", lambda: _scopes(lab))
+
+
+def _scopes(lab: Lab) -> list[Json]:
     counted = f"CASE WHEN {CREDIBLE} THEN val_bpb END"
     rows = lab.store.tally(
         f"class_key, budget_s, count({counted}), min({counted}), max(seq)",
@@ -73,24 +80,14 @@ def unranked_reason(val_bpb: Any, trust: str | None, trust_why: str | None) -> s
     return trust_why if is_held(trust_why) else None
 
 
-STAMP = (
-    "count(*), max(seq), total(val_bpb), total(verified_bpb), total(length(trust_why)), "
-    "sum(seq * (trust IS 'verified')), sum(seq * (trust IS 'refuted')), sum(seq * (trust IS 'claimed')), sum(seq * (trust_why IS NULL))"
-)
+def derived(lab: Lab, key: str, make: Callable[[], Value], *scope: object) -> Value:
+    """What was made of the ranked runs, kept with the lab until one of them changes: a face asks every second, an agent with every call."""
+    return lab.memo.get((key, *scope), lab.store.changes("ranking"), make, keep=not lab.store.writing)
 
 
 def collect(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[list[Group], list[Json]]:
-    """Groups of one scope, best first, and the completed runs that are not ranked.
-
-    Kept with the lab until something that ranking reads has changed: a face asks every second and an agent with every call, and the stamp
-    costs a tenth of the grouping. Callers do not change what they get.
-    """
-    stamp = lab.store.tally(STAMP, f"{RANKED} AND class_key IS ? AND budget_s IS ?", (class_key, budget_s))[0]
-    kept = lab.memo.get(("ranking", class_key, budget_s))
-    if kept is None or kept[0] != stamp:
-        kept = lab.memo[("ranking", class_key, budget_s)] = (stamp, _grouped(lab, class_key, budget_s))
-    found: tuple[list[Group], list[Json]] = kept[1]
-    return found
+    """Groups of one scope, best first, and the completed runs that are not ranked. Callers do not change what they get."""
+    return derived(lab, "ranking", lambda: _grouped(lab, class_key, budget_s), class_key, budget_s)
 
 
 def _grouped(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[list[Group], list[Json]]:
@@ -108,6 +105,7 @@ def _grouped(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[l
             unranked.append({"id": run_id, "reason": reason})
             continue
         group = groups[effective_sha]
+        group.effective_sha = effective_sha
         group.ids.append(run_id)
         group.seqs.append(seq)
         group.values.append(verified_bpb if trust == Trust.VERIFIED and verified_bpb is not None else val_bpb)
@@ -117,13 +115,9 @@ def _grouped(lab: Lab, class_key: str | None, budget_s: float | None) -> tuple[l
     return sorted(groups.values(), key=lambda g: (g.mean, g.seqs[0])), unranked
 
 
-def _noise(lab: Lab, class_key: str | None, budget_s: float | None, groups: list[Group]) -> Noise:
-    """The noise floor of a scope, kept as long as `collect` keeps its groups."""
-    kept = lab.memo.get(("noise", class_key, budget_s))
-    if kept is None or kept[0] is not groups:
-        kept = lab.memo[("noise", class_key, budget_s)] = (groups, pooled(g.values for g in groups))
-    found: Noise = kept[1]
-    return found
+def noise_of(lab: Lab, class_key: str | None, budget_s: float | None) -> Noise:
+    """The noise floor of a scope, pooled over the repeats of every source in it."""
+    return derived(lab, "noise", lambda: pooled(g.values for g in collect(lab, class_key, budget_s)[0]), class_key, budget_s)
 
 
 def gain_of(group: Group, baseline: Group | None, noise: Noise) -> tuple[float | None, float | None, str]:
@@ -146,7 +140,7 @@ def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | Non
     known = scopes(lab)
     class_key, budget_s = scope_of(known, class_key, budget_s)
     groups, unranked = collect(lab, class_key, budget_s)
-    noise = _noise(lab, class_key, budget_s, groups)
+    noise = noise_of(lab, class_key, budget_s)
     baseline = baseline_of(groups)
     shown = [_row(lab, rank, group, baseline, noise) for rank, group in enumerate(groups[offset : offset + limit], offset + 1)]
     ladder = [
@@ -170,10 +164,8 @@ def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | Non
 
 
 def _row(lab: Lab, rank: int, group: Group, baseline: Group | None, noise: Noise) -> Json:
-    """A line of the leaderboard; it shows the kept run of the group, else its first."""
-    marks = ", ".join("?" * len(group.ids))
-    details = lab.store.tally(f"id, {', '.join(DETAILS)}", f"id IN ({marks}) ORDER BY verdict IS NOT 'keep', seq LIMIT 1", group.ids)[0]
-    first = dict(zip(("id", *DETAILS), details, strict=True))
+    """A line of the leaderboard."""
+    first = _shown(lab, group)
     gain, error, badge = gain_of(group, baseline, noise)
     return {
         "rank": rank,
@@ -195,6 +187,13 @@ def _row(lab: Lab, rank: int, group: Group, baseline: Group | None, noise: Noise
     }
 
 
+def _shown(lab: Lab, group: Group) -> Json:
+    """The run that stands for its group: the kept one, else the first."""
+    marks = ", ".join("?" * len(group.ids))
+    details = lab.store.tally(f"id, {', '.join(DETAILS)}", f"id IN ({marks}) ORDER BY verdict IS NOT 'keep', seq LIMIT 1", group.ids)[0]
+    return dict(zip(("id", *DETAILS), details, strict=True))
+
+
 def _best_id(lab: Lab, class_key: str | None, budget_s: float) -> str | None:
     rows = lab.store.tally(
         "id",
@@ -202,6 +201,20 @@ def _best_id(lab: Lab, class_key: str | None, budget_s: float) -> str | None:
         (class_key, budget_s),
     )
     return str(rows[0][0]) if rows else None
+
+
+def leader(lab: Lab) -> Json:
+    """The best result of the scope with most results that nobody has discarded: {class, budget_s, id, val_bpb}; id None without one."""
+
+    def found() -> Json:
+        class_key, budget_s = scope_of(scopes(lab), None, None)
+        verdicts = lab.store.tally("effective_sha, min(verdict = 'discard')", "verdict IS NOT NULL GROUP BY effective_sha")
+        discarded = {sha for sha, every_one in verdicts if every_one}
+        best = next((g for g in collect(lab, class_key, budget_s)[0] if g.effective_sha not in discarded), None)
+        shown = None if best is None else _shown(lab, best)["id"]
+        return {"class": class_key, "budget_s": budget_s, "id": shown, "val_bpb": None if best is None else best.mean}
+
+    return derived(lab, "leader", found)
 
 
 def standing(lab: Lab, run: Run) -> str | None:
@@ -222,7 +235,7 @@ def standing(lab: Lab, run: Run) -> str | None:
     reference = reference_of(groups, group, run)
     if reference is None:
         return None
-    found = gain(group.values, reference.values, pooled(g.values for g in groups))
+    found = gain(group.values, reference.values, noise_of(lab, run.class_key, run.budget_s))
     if found.badge == WITHIN and found.se is not None:
         return f"its gain of {found.value:+.6f} over {reference.ids[0]} is within noise (standard error {found.se:.6f})."
     if found.value < 0:

@@ -14,9 +14,9 @@ import stat
 import time
 import uuid
 from pathlib import Path
-from typing import Any
 
 from runner.errors import LabError, PolicyError
+from runner.memo import Memo
 from runner.policy import Policy, default_policy, load_policy, loosened, policy_text
 from runner.store import Store
 
@@ -52,7 +52,7 @@ class Lab:
         self.store = store
         self._policy: Policy | None = None
         self._policy_stamp: tuple[int, int] | None = None
-        self.memo: dict[tuple[Any, ...], tuple[Any, Any]] = {}  # what was derived, by name: (stamp of what it was derived from, value)
+        self.memo = Memo()  # open labs of one process may share one
 
     @property
     def db_path(self) -> Path:

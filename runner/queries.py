@@ -22,7 +22,6 @@ from runner.store import IN_QUEUE
 from runner.submitting import known_run
 from runner.text import bpb, clean
 
-LEADER_S = 10.0  # what the daemon verifies or refutes moves the leader without a run ending
 DAEMON_STALE_S = 5.0  # the daemon beats every second
 BY_HAND_S = 900.0  # how long agents are reminded of what a human cancelled
 standing = board.standing
@@ -366,7 +365,7 @@ def lab_state(lab: Lab) -> LabState:
             (now - BY_HAND_S,),
             table="events",
         )
-        ranking = _leader(lab, counts, now)
+        best = board.leader(lab)
         started = store.setting("night_started_at")
         paused_agents = store.setting("paused_agents", [])
         touched = store.setting("last_agent_call")
@@ -377,7 +376,6 @@ def lab_state(lab: Lab) -> LabState:
         phases[phase] = phases.get(phase, 0) + n
     completed = sum(n for _, outcome, n, _ in counts if outcome == "completed")
     used_s = sum(seconds or 0.0 for *_, seconds in counts)
-    best = ranking["rows"][0] if ranking["rows"] else None
     gone = {h.name for h in hosts if h.state == "removed"}
     gpus = [g for g in gpus if g.host not in gone]
     used_h = used_s / 3600
@@ -402,10 +400,10 @@ def lab_state(lab: Lab) -> LabState:
         paused=bool(state[0]),
         paused_agents=paused_agents,
         approval=state[1],
-        best_id=best["id"] if best else None,
-        best_bpb=best["val_bpb"] if best else None,
-        best_class=ranking["class"],
-        best_budget_s=ranking["budget_s"],
+        best_id=best["id"],
+        best_bpb=best["val_bpb"],
+        best_class=best["class"],
+        best_budget_s=best["budget_s"],
         runs_left=None if limits.max_runs is None else max(limits.max_runs - total, 0),
         gpu_hours_used=used_h,
         gpu_hours_left=None if limits.max_gpu_hours is None else max(limits.max_gpu_hours - used_h, 0.0),
@@ -419,16 +417,6 @@ def lab_state(lab: Lab) -> LabState:
         cancelled_by_hand=[str(subject) for (subject,) in by_hand],
         daemon_silent_s=silent_s if silent_s is not None and silent_s > DAEMON_STALE_S else None,
     )
-
-
-def _leader(lab: Lab, counts: list[tuple[Any, ...]], now: float) -> Json:
-    """The leaderboard's first row, ranked anew when a run ended or anybody did anything, and every ten seconds at the latest."""
-    stamp = ([row[:3] for row in counts], lab.store.tally("max(id)", table="events"))
-    kept = lab.memo.get(("leader",))
-    if kept is None or kept[0][0] != stamp or not 0 <= now - kept[0][1] < LEADER_S:
-        kept = lab.memo[("leader",)] = ((stamp, now), board.leaderboard(lab, limit=1))
-    found: Json = kept[1]
-    return found
 
 
 def lab_line(lab: Lab) -> str:

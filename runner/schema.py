@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 1
+VERSION = 2
 
 TABLES = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -51,7 +51,20 @@ CREATE TABLE replays(request_id TEXT PRIMARY KEY, verb TEXT NOT NULL, result TEX
 """
 
 # MIGRATIONS[n] takes a database from version n to n + 1; each is a script run in one transaction.
-MIGRATIONS: dict[int, str] = {}
+# A new database takes all of them, so that each step is written once.
+_RANKED = "outcome, purpose, class_key, budget_s, effective_sha, val_bpb, verified_bpb, trust, trust_why, verdict"
+_COUNT = "BEGIN UPDATE counters SET n = n + 1 WHERE name = 'ranking'; END"
+MIGRATIONS: dict[int, str] = {
+    # ranking: goes up whenever anything that ranking reads has changed, so that ten thousand runs are not looked at to find out
+    1: f"""
+CREATE TABLE counters(name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO counters VALUES ('ranking', 0);
+CREATE TRIGGER ranking_new AFTER INSERT ON runs WHEN new.outcome IS 'completed' {_COUNT};
+CREATE TRIGGER ranking_set AFTER UPDATE OF {_RANKED} ON runs WHEN new.outcome IS 'completed' OR old.outcome IS 'completed' {_COUNT};
+CREATE TRIGGER ranking_gone AFTER DELETE ON runs WHEN old.outcome IS 'completed' {_COUNT};
+CREATE INDEX runs_verdict ON runs(verdict, effective_sha) WHERE verdict IS NOT NULL;
+""",
+}
 
 JSON_COLUMNS = {
     "overrides",

@@ -12,7 +12,7 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +60,7 @@ class _NotLiteral(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Binding:
+class Binding:
     """One module-level assignment of a literal, with the literal's place in the UTF-8 text."""
 
     name: str
@@ -109,10 +109,10 @@ def check(text: str, name: str) -> None:
         raise BadValue(f"{name} cannot be compiled: {e}.", next_step="Mend the script and submit again.") from None
 
 
-def does_something(text: str) -> bool:
+def does_something(tree: ast.Module) -> bool:
     """Whether a script holds any statement beside docstrings and `pass`."""
     idle = (ast.Pass, ast.Constant)
-    return any(not isinstance(node.value if isinstance(node, ast.Expr) else node, idle) for node in parse(text).body)
+    return any(not isinstance(node.value if isinstance(node, ast.Expr) else node, idle) for node in tree.body)
 
 
 def literal(node: ast.expr) -> Any:
@@ -187,7 +187,14 @@ def _literal_assignment(node: ast.stmt) -> tuple[str, ast.expr, Any] | None:
         return None
 
 
-def _bindings(tree: ast.Module, data: bytes) -> Iterator[_Binding]:
+def bound_name(node: ast.stmt) -> str | None:
+    """The constant a statement binds to a literal; None for any other statement."""
+    found = _literal_assignment(node)
+    return None if found is None else found[0]
+
+
+def bindings(tree: ast.Module, data: bytes) -> Iterator[Binding]:
+    """Module-level assignments of literals, in order."""
     starts = _line_starts(data)
     for node in tree.body:
         found = _literal_assignment(node)
@@ -195,10 +202,10 @@ def _bindings(tree: ast.Module, data: bytes) -> Iterator[_Binding]:
             name, value_node, value = found
             start = starts[value_node.lineno - 1] + value_node.col_offset
             end = starts[(value_node.end_lineno or value_node.lineno) - 1] + (value_node.end_col_offset or 0)
-            yield _Binding(name, value, start, end, value_node.lineno)
+            yield Binding(name, value, start, end, value_node.lineno)
 
 
-def _other_bindings(tree: ast.Module) -> dict[str, int]:
+def other_bindings(tree: ast.Module) -> dict[str, int]:
     """Names bound where an override does not reach (a branch, a loop, a function with `global`, an expression), with the line."""
     plain = {
         id(n.targets[0] if isinstance(n, ast.Assign) else n.target)
@@ -226,8 +233,8 @@ def constants(text: str) -> dict[str, Any]:
     A name that is also bound in a branch, a loop or from an expression is left out: no single value would be true.
     """
     tree = parse(text)
-    again = _other_bindings(tree)
-    return {b.name: b.value for b in _bindings(tree, text.encode()) if b.name not in again}
+    again = other_bindings(tree)
+    return {b.name: b.value for b in bindings(tree, text.encode()) if b.name not in again}
 
 
 def override(text: str, values: Mapping[str, Any]) -> str:
@@ -237,29 +244,43 @@ def override(text: str, values: Mapping[str, Any]) -> str:
     A value equal to the present one changes nothing, so the hash stays the same.
     """
     tree, data = parse(text), text.encode()
-    again = _other_bindings(tree)
-    places: dict[str, list[_Binding]] = {}
-    for b in _bindings(tree, data):
-        places.setdefault(b.name, []).append(b)
-    splices: list[tuple[int, int, bytes]] = []
+    found = list(bindings(tree, data))
+    return spliced(data, [(found[n], value) for n, value in fitted(found, other_bindings(tree), values).items()])
+
+
+def fitted(found: Sequence[Binding], elsewhere: Mapping[str, int], values: Mapping[str, Any]) -> dict[int, Any]:
+    """Which bindings get which value, in the type of the present one; bindings that have it already are left out.
+
+    `elsewhere`: names bound where an override does not reach, with the line. Raised: as `override`.
+    """
+    places: dict[str, list[int]] = {}
+    for n, b in enumerate(found):
+        places.setdefault(b.name, []).append(n)
+    changed: dict[int, Any] = {}
     for name, asked in values.items():
-        if name in again:
+        if name in elsewhere:
             raise BadValue(
-                f"{name} is also assigned at line {again[name]}, where an override does not reach.",
+                f"{name} is also assigned at line {elsewhere[name]}, where an override does not reach.",
                 next_step="Edit the script itself and submit it as a source or a diff.",
             )
         if name not in places:
             raise UnknownName("constant", str(name), places, where="the script")
-        for b in places[name]:
-            value = _fit(name, b.value, asked)
-            if not _same(value, b.value):
-                splices.append((b.start, b.end, repr(value).encode()))
-    for start, end, new in sorted(splices, reverse=True):
-        data = data[:start] + new + data[end:]
+        for n in places[name]:
+            value = _fit(name, found[n].value, asked)
+            if not same(value, found[n].value):
+                changed[n] = value
+    return changed
+
+
+def spliced(data: bytes, values: Iterable[tuple[Binding, Any]]) -> str:
+    """The text with literals in the places of bindings, all else as it was."""
+    for b, value in sorted(values, key=lambda pair: pair[0].start, reverse=True):
+        data = data[: b.start] + repr(value).encode() + data[b.end :]
     return data.decode()
 
 
-def _same(a: Any, b: Any) -> bool:
+def same(a: Any, b: Any) -> bool:
+    """Whether two literals are one, type and all: 1, 1.0 and True are three."""
     return type(a) is type(b) and repr(a) == repr(b)
 
 
@@ -331,7 +352,7 @@ def _is_seed_call(node: ast.AST) -> bool:
     return name in _SEED_CALLS
 
 
-def _canon(node: Any, with_seed: bool) -> Any:
+def canon(node: Any, with_seed: bool) -> Any:
     """A tree as nested tuples, equal for texts equal but for comments, docstrings, layout and the order of neighbouring constants."""
     if isinstance(node, ast.expr):
         try:
@@ -341,18 +362,18 @@ def _canon(node: Any, with_seed: bool) -> Any:
             pass
     if isinstance(node, ast.AST):
         if not with_seed and _is_seed_call(node) and isinstance(node, ast.Call):
-            args = "seed" if all(isinstance(n, ast.Constant) for n in node.args) else _canon(node.args, with_seed)
-            return ("Call", _canon(node.func, with_seed), args, _canon(node.keywords, with_seed))
+            args = "seed" if all(isinstance(n, ast.Constant) for n in node.args) else canon(node.args, with_seed)
+            return ("Call", canon(node.func, with_seed), args, canon(node.keywords, with_seed))
         fields = ((k, v) for k, v in ast.iter_fields(node) if k not in ("ctx", "type_comment", "kind", "type_ignores"))
-        return (type(node).__name__, *((k, _canon(v, with_seed)) for k, v in fields if v is not None and v != []))
+        return (type(node).__name__, *((k, canon(v, with_seed)) for k, v in fields if v is not None and v != []))
     if isinstance(node, list):
         if node and isinstance(node[0], ast.stmt):
-            return tuple(_canon_body(node, with_seed))
-        return tuple(_canon(n, with_seed) for n in node)
+            return tuple(canon_body(node, with_seed))
+        return tuple(canon(n, with_seed) for n in node)
     return repr(node)
 
 
-def _canon_body(body: list[ast.stmt], with_seed: bool) -> Iterator[Any]:
+def canon_body(body: list[ast.stmt], with_seed: bool) -> Iterator[Any]:
     group: dict[str, Any] = {}
     for node in body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -366,15 +387,25 @@ def _canon_body(body: list[ast.stmt], with_seed: bool) -> Iterator[Any]:
         if group:
             yield ("constants", *sorted(group.items()))
             group = {}
-        yield _canon(node, with_seed)
+        yield canon(node, with_seed)
     if group:
         yield ("constants", *sorted(group.items()))
+
+
+def names_seed(name: str) -> bool:
+    """Whether a constant of this name is the seed."""
+    return _SEED_NAME.match(name) is not None
+
+
+def is_seed(name: str, value: Any) -> bool:
+    """Whether a constant is a seed that can be counted on."""
+    return names_seed(name) and isinstance(value, int) and not isinstance(value, bool)
 
 
 def canonical(text: str, *, with_seed: bool = True) -> str:
     """SHA-256 of what the script does: comments, docstrings, layout and the order of neighbouring constants left out."""
     try:
-        shape = repr(_canon(parse(text), with_seed))
+        shape = repr(canon(parse(text), with_seed))
     except (BadValue, RecursionError):
         return sha(text)  # not Python: only the very same text is the same
     return hashlib.sha256(shape.encode("utf-8", "surrogatepass")).hexdigest()
@@ -393,9 +424,11 @@ def seed_only(a: str, b: str) -> bool:
 def seed_of(text: str) -> int | None:
     """The seed a script trains with: its SEED constant, else the literal of its first `manual_seed(…)`; None where there is none."""
     tree = parse(text)
-    for name, value in constants(text).items():
-        if _SEED_NAME.match(name) and isinstance(value, int) and not isinstance(value, bool):
-            return value
+    return next((value for name, value in constants(text).items() if is_seed(name, value)), called_seed(tree))
+
+
+def called_seed(tree: ast.Module) -> int | None:
+    """The literal of the first `manual_seed(…)` of a script; None where there is none."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and _is_seed_call(node) and node.args and isinstance(node.args[0], ast.Constant):
             value = node.args[0].value
@@ -406,7 +439,7 @@ def seed_of(text: str) -> int | None:
 
 def reseed(text: str, seed: int) -> str:
     """The script at another seed: its SEED constant, else the literals of its `manual_seed(…)` calls; unchanged where it has neither."""
-    names = [n for n, v in constants(text).items() if _SEED_NAME.match(n) and isinstance(v, int) and not isinstance(v, bool)]
+    names = [n for n, v in constants(text).items() if is_seed(n, v)]
     if names:
         return override(text, dict.fromkeys(names, seed))
     data, starts = text.encode(), _line_starts(text.encode())
@@ -426,4 +459,4 @@ def changed_constants(a: str, b: str) -> dict[str, tuple[Any, Any]]:
     """Constants whose value differs: name -> (in a, in b), None where a side has none."""
     before, after = constants(a), constants(b)
     names = [*before, *(n for n in after if n not in before)]
-    return {n: (before.get(n), after.get(n)) for n in names if (n in before) != (n in after) or not _same(before.get(n), after.get(n))}
+    return {n: (before.get(n), after.get(n)) for n in names if (n in before) != (n in after) or not same(before.get(n), after.get(n))}

@@ -41,6 +41,7 @@ class Store:
         self.readonly = readonly
         self._lock = threading.RLock()
         self._depth = 0
+        self._schema = schema.VERSION
         with mapped(path):
             self._db = self._connect(create)
             try:
@@ -89,6 +90,7 @@ class Store:
                 next_step="Update Overnight, or name another lab with --lab.",
             )
         if found == schema.VERSION or self.readonly:
+            self._schema = found
             if found == 0:
                 raise LabError(f"{self.path} holds no lab yet.", next_step="Start the daemon or submit a run to make one.")
             return
@@ -154,6 +156,18 @@ class Store:
     def data_version(self) -> int:
         """Changes whenever another connection has committed; the daemon's cheap "did a client write?"."""
         return int(self._read("PRAGMA data_version")[0][0])
+
+    @property
+    def writing(self) -> bool:
+        """Whether a transaction of this connection is open: what is read then may never have been."""
+        return self._depth > 0
+
+    def changes(self, counter: str) -> tuple[int, int]:
+        """Differs from before when what a counter of the schema counts has changed. In a lab of an older schema, which is only read, it
+        differs when anybody has written anything."""
+        if self._schema < 2:
+            return 0, self.data_version()
+        return 1, int(self._read("SELECT n FROM counters WHERE name = ?", (counter,))[0][0])
 
     @contextmanager
     def reading(self) -> Iterator[None]:

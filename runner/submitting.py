@@ -7,7 +7,6 @@ written.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import time
@@ -15,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner import patching, sources
+from runner import patching
 from runner.errors import BadValue, Duplicate, Refused, UnknownName
 from runner.lab import Lab
 from runner.materialise import budgeted
 from runner.policy import Limits, TrainerPolicy
 from runner.records import Json, Outcome, Phase, Purpose, Run, Submission, WaveRequest
 from runner.research import statics
+from runner.script import Script, read_script
 from runner.textfile import read_text
 
 MAX_SOURCE_BYTES = 2 << 20
@@ -37,7 +37,7 @@ TELLING = (Outcome.COMPLETED, Outcome.DIVERGED, Outcome.NO_RESULT, Outcome.PRUNE
 class Prepared:
     """A checked source, ready to become one row or several."""
 
-    text: str
+    script: Script
     sha: str
     effective_sha: str
     constants: Json
@@ -45,6 +45,11 @@ class Prepared:
     base_run: str | None
     name: str
     seed: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The exact text that runs."""
+        return self.script.text
 
 
 def trainer_text(trainer: TrainerPolicy, name: str | None = None) -> str:
@@ -107,38 +112,37 @@ def _finished(text: str, overrides: Json, base: Run | None, name: str, trainer: 
         raise BadValue(f"The source is larger than {MAX_SOURCE_BYTES >> 20} MiB.", next_step="Keep data out of the training script.")
     if "\x00" in text:
         raise BadValue("The source holds a NUL byte.", next_step="Send the script's text.")
-    sources.check(text, name)
-    if not sources.does_something(text):
+    script = read_script(text, name)
+    if not script.does_something:
         raise BadValue(f"{name} holds no statement.", next_step="Send a whole training script.")
     if overrides:
-        text = sources.override(text, overrides)
-        sources.check(text, name)
-    mistake = statics.batch_mistake(text, trainer)
+        script = script.override(overrides)
+    mistake = statics.batch_mistake(script, trainer)
     if mistake:
         raise BadValue(f"{name}: {mistake}", next_step="Nothing was queued.")
     return Prepared(
-        text=text,
-        sha=sources.sha(text),
-        effective_sha=sources.effective_sha(statics.one_model(text)),
-        constants=sources.constants(text),
+        script=script,
+        sha=script.sha,
+        effective_sha=statics.one_model(script).effective_sha,
+        constants=script.constants,
         overrides=overrides,
         base_run=base.id if base else None,
         name=name,
-        seed=sources.seed_of(text),
+        seed=script.seed,
     )
 
 
 def with_seed(prepared: Prepared, seed: int) -> Prepared:
     """The same source at another seed, as a constant or in its `manual_seed(…)`; the very same when it has neither (a plain repeat)."""
-    text = sources.reseed(prepared.text, seed)
+    script = prepared.script.reseeded(seed)
     named = {SEED_NAME: seed} if SEED_NAME in prepared.constants else {}
     return dataclasses.replace(
         prepared,
-        text=text,
-        sha=sources.sha(text),
+        script=script,
+        sha=script.sha,
         constants={**prepared.constants, **named},
         overrides={**prepared.overrides, **named},
-        seed=sources.seed_of(text),
+        seed=script.seed,
     )
 
 
@@ -300,14 +304,10 @@ def insert(lab: Lab, prepared: Prepared, *, agent: str, purpose: str, budget_s: 
 def trainer_effective_sha(lab: Lab) -> str | None:
     """The effective hash of the trainer's own script, remembered for each text; None when it cannot be read."""
     try:
-        return _effective_sha(trainer_text(lab.policy().trainer))
+        trainer = lab.policy().trainer
+        return statics.one_model(read_script(trainer_text(trainer), trainer.source)).effective_sha
     except (BadValue, Refused):
         return None
-
-
-@functools.lru_cache(maxsize=8)
-def _effective_sha(text: str) -> str:
-    return sources.effective_sha(statics.one_model(text))
 
 
 def purpose_of(lab: Lab, prepared: Prepared, budget_s: float, asked: str) -> str:

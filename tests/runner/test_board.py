@@ -10,7 +10,7 @@ import pytest
 
 from runner import board, queries, verbs
 from runner.errors import Refused
-from runner.lab import Lab
+from runner.lab import Lab, open_lab
 from runner.records import Submission
 from runner.text import bpb, signed
 from tests.runner.labs import finish, make_lab
@@ -109,6 +109,37 @@ def test_keeping_needs_evidence_against_the_parent(lab: Lab) -> None:
     with pytest.raises(Refused, match="reason"):
         verbs.decide(lab, close, "keep", who="cli", override=True, why=" ")
     assert verbs.decide(lab, close, "keep", who="cli", override=True, why="simpler").verdict == "keep"
+
+
+def test_the_leader_is_never_a_discarded_source(lab: Lab) -> None:
+    best, second = runs(lab, 2)
+    finish(lab, best, 0.9)
+    finish(lab, second, 1.0)
+    assert f"best 0.900000 ({best})" in queries.lab_line(lab)
+    verbs.decide(lab, best, "discard", who="tui", why="it reads the validation text")
+    assert f"best 1.000000 ({second})" in queries.lab_line(lab)
+    assert [r["id"] for r in queries.leaderboard(lab)["rows"]] == [best, second], "the ranking itself shows the verdict"
+    verbs.decide(lab, second, "discard", who="tui", why="not worth it")
+    assert "no result yet" in queries.lab_line(lab)
+    verbs.decide(lab, best, "keep", who="tui", why="it did not", override=True)
+    assert f"({best})" in queries.lab_line(lab)
+
+
+def test_labs_that_share_a_memo_see_each_others_changes(lab: Lab) -> None:
+    other = open_lab(lab.path)
+    other.memo = lab.memo
+    (a, b) = runs(lab, 2)
+    finish(lab, a, 1.0)
+    assert [r["id"] for r in queries.leaderboard(other)["rows"]] == [a]
+    finish(lab, b, 0.9)
+    assert [r["id"] for r in queries.leaderboard(other)["rows"]] == [b, a]
+    with pytest.raises(RuntimeError), lab.store.transaction():
+        lab.store.update_run(a, val_bpb=0.5)
+        assert [r["id"] for r in queries.leaderboard(lab)["rows"]] == [a, b]
+        raise RuntimeError
+    finish(other, b, 0.8)  # moves the counter to where the transaction that was rolled back had it
+    assert queries.leaderboard(lab)["rows"][0]["val_bpb"] == 0.8
+    other.close()
 
 
 def test_the_state_line_says_what_a_human_changed(lab: Lab) -> None:

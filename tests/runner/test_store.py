@@ -155,3 +155,46 @@ def test_a_read_only_folder_is_a_sentence(tmp_path: Path) -> None:
             new_run(Store(tmp_path / "lab.db"))
     finally:
         tmp_path.chmod(0o700)
+
+
+def test_a_lab_of_the_first_schema_opens_is_read_and_is_brought_forward(tmp_path: Path) -> None:
+    path = tmp_path / "lab.db"
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA journal_mode = WAL")
+        for statement in schema.TABLES.split(";\n"):
+            db.execute(statement)
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    old = Store(path, readonly=True)
+    before = old.changes("ranking")
+    opened = Store(path)
+    run_id = new_run(opened)
+    assert old.changes("ranking") != before, "an older lab that is only read: any change counts"
+    old.close()
+    before = opened.changes("ranking")
+    opened.update_run(run_id, outcome="completed", val_bpb=1.0)
+    assert opened.changes("ranking") != before
+    opened.close()
+    assert Store(path).run(run_id) is not None
+
+
+def test_the_ranking_counter_moves_with_all_that_ranking_reads_and_with_nothing_else(store: Store) -> None:
+    run_id = new_run(store)
+    store.update_run(run_id, phase="running", loss=2.0, val_bpb=1.0)
+    start = store.changes("ranking")
+    store.update_run(run_id, loss=1.9, tok_s=3.0)
+    new_run(store)
+    assert store.changes("ranking") == start
+    seen = {start}
+    for columns in (
+        {"outcome": "completed"},
+        {"val_bpb": 0.9},
+        {"trust": "verified", "verified_bpb": 0.9},
+        {"trust_why": "held: odd"},
+        {"verdict": "discard"},
+        {"class_key": "H200"},
+        {"outcome": "crashed"},
+    ):
+        store.update_run(run_id, **columns)
+        seen.add(store.changes("ranking"))
+    assert len(seen) == 8

@@ -10,8 +10,10 @@ import pytest
 from runner import verbs
 from runner.errors import BadValue, Duplicate
 from runner.lab import Lab
+from runner.policy import TrainerPolicy
 from runner.records import Submission, WaveRequest
-from runner.research.statics import batch_mistake, one_model
+from runner.research import statics
+from runner.script import read_script
 from runner.sources import constants
 from tests.runner.labs import make_lab
 
@@ -40,6 +42,14 @@ def lab(tmp_path: Path) -> Any:
     (opened.policy().trainer.folder / "prepare.py").write_text("MAX_SEQ_LEN = 2048\nTIME_BUDGET = 300\n")
     yield opened
     opened.close()
+
+
+def one_model(text: str) -> str:
+    return statics.one_model(read_script(text, "train.py")).text
+
+
+def batch_mistake(text: str, trainer: TrainerPolicy) -> str | None:
+    return statics.batch_mistake(read_script(text, "train.py"), trainer)
 
 
 def width(text: str) -> int:
