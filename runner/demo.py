@@ -78,7 +78,7 @@ def demo(*, simulate: bool, plain: bool, folder: Path | None = None) -> int:
             say_how_to_return(stage)
             return 0
         daemonctl.stop_daemon(lab)
-        runs = lab.store.runs("purpose != 'verify'")  # the daemon may still check the best one
+        runs = lab.store.runs("purpose NOT IN ('verify', 'preflight')")  # the daemon may still check the best one
         say("")
         print_boards(lab)
         if not simulate and (busy := busy_words(os.getloadavg()[1], os.cpu_count() or 1)):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from runner import finishing, launch, reconcile, scheduler, telemetry, verifying
+from runner import finishing, launch, measuring, reconcile, scheduler, telemetry, verifying
 from runner.engines.base import Spec
 from runner.errors import EngineError, HostError, LabError, PolicyError, RequestError
 from runner.fitness import TRAINER
@@ -26,6 +26,10 @@ MAX_LAUNCHES = 3  # an engine that refuses a run so often is not asked again
 BACK_OFF_S = 5.0
 SETTLING_S = 8.0  # hosts need a moment after a start before a run may be called impossible to place
 COUNT_S = 5.0  # summing up the hours of all runs reads the whole table
+QUEUE = (
+    "id, priority, seq, gpu_type, want_host, agent, created_at",
+    "phase != 'ended' AND phase = 'queued' AND wanted = 'run' ORDER BY priority DESC, seq",
+)
 log = logging.getLogger("overnight.dispatch")
 Spawn = Callable[[Coroutine[Any, Any, None], str], object]
 
@@ -85,10 +89,10 @@ class Dispatcher:
     def plan(self) -> scheduler.Plan:
         """The scheduler's answer for the queue and slots of this moment."""
         store = self.store
-        rows = store.tally(
-            "id, priority, seq, gpu_type, want_host, agent, created_at",
-            "phase != 'ended' AND phase = 'queued' AND wanted = 'run' ORDER BY priority DESC, seq",
-        )
+        rows = store.tally(*QUEUE)
+        first = measuring.before_first_runs(self.roster) if rows else {}
+        if first:
+            rows = store.tally(*QUEUE)
         if not rows:
             self.roster.note("launch", None)
         self.paused_agents = set(store.setting("paused_agents", []))
@@ -100,9 +104,10 @@ class Dispatcher:
                 priority, quiet = verifying.turn(created_at, time.monotonic() - self.roster.moved_at)
                 hold = hold or quiet
             wishes.append(scheduler.Wish(run_id, (-priority, seq), gpu_type, host, hold))
-        plan = scheduler.place(
+        plan = measuring.place(
             wishes,
             self.views(),
+            first,
             handed_ahead=self.roster.lab.policy().limits.handed_ahead,
             paused=bool(store.setting("queue_paused", False)),
         )

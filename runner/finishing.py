@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from runner import follow, reading, upkeep, verbs, verifying
+from runner import follow, measuring, reading, upkeep, verbs, verifying
 from runner.errors import OvernightError, RequestError
 from runner.fitness import host_at_fault
 from runner.records import GpuState, Outcome, Phase, Purpose, Severity
@@ -89,6 +89,8 @@ def _outcome(roster: Roster, track: Track, state: State, tail: str, summary_seen
     fields = {"outcome": said.outcome, "cause": said.cause, "cause_text": track.stop_why or said.cause_text, "last_lines": said.last_lines}
     if track.run.purpose == Purpose.VERIFY:
         fields |= verifying.conclude(roster, track.run, tail)
+    elif track.run.purpose == Purpose.PREFLIGHT:
+        fields |= measuring.conclude(roster, track.run, tail, fields)
     return fields
 
 
@@ -104,7 +106,7 @@ def end(roster: Roster, track: Track, outcome: str, *, ended_at: float | None = 
             ended_at=ended_at or time.time(),
             unreachable_since=None,
             remaining_s=None,
-            class_key=run.class_key or classes.class_key(run),
+            class_key=None if run.purpose == Purpose.PREFLIGHT else run.class_key or classes.class_key(run),
             **fields,
         )
         roster.store.event("daemon", "ended", run.id, str(outcome) + (f": {track.run.cause_text}" if track.run.cause_text else ""))
@@ -119,11 +121,12 @@ def end(roster: Roster, track: Track, outcome: str, *, ended_at: float | None = 
 
 
 def _may_retry(run: Run) -> bool:
-    """Only the first loss of a run that a client still wants; a verification is simply asked for again.
+    """Only the first loss of a run that a client still wants; what we run for ourselves is simply asked for again.
 
     A run whose directory was deleted under it most likely did that itself, and would again.
     """
-    return run.retry_of is None and run.wanted == "run" and run.purpose != Purpose.VERIFY and run.cause != "run_dir_gone"
+    ours = run.purpose in (Purpose.VERIFY, Purpose.PREFLIGHT)
+    return run.retry_of is None and run.wanted == "run" and not ours and run.cause != "run_dir_gone"
 
 
 def note_failure(roster: Roster, run: Run, why: str) -> bool:

@@ -231,9 +231,14 @@ def evaluation(v: View) -> Iterator[Finding]:
 
 
 def mfu(v: View) -> Iterator[Finding]:
-    """MFU that cannot be, that is far below the class, or below what any working path gives."""
+    """MFU that cannot be, that is far below the class, or below what any working path gives; the floor needs no known peak."""
     run, value = v.run, v.mfu_percent
-    if value is None or (run.share or 0) < 0.05:
+    if (run.share or 0) < 0.05:
+        return
+    floor = _below_floor(v)
+    if value is None:
+        if floor is not None:
+            yield floor
         return
     if value > 100:
         yield Finding("mfu_impossible", Severity.WARN, f"an MFU of {value:.0f} % cannot be: the printed FLOPs or tokens are wrong")
@@ -241,17 +246,25 @@ def mfu(v: View) -> Iterator[Finding]:
     if len(v.class_mfu) >= 3 and value < statistics.median(v.class_mfu) / 3:
         usual = statistics.median(v.class_mfu)
         yield Finding("mfu_low", Severity.WARN, f"an MFU of {value:.1f} %, the median of its class is {usual:.1f} %")
-    elif v.measured_flops and v.achieved_flops and v.achieved_flops < FLOOR_SHARE * v.measured_flops:
-        yield Finding(
-            "mfu_low",
-            Severity.WARN,
-            f"{v.achieved_flops / 1e12:.1f} TFLOP/s, where this host's preflight measured "
-            f"{v.measured_flops / 1e12:.1f}: look at attention and compile",
-        )
+    elif floor is not None:
+        yield floor
     elif value < LOW_MFU and not v.class_mfu:
         yield Finding(
             "mfu_low", Severity.WARN, f"an MFU of {value:.1f} % on a first run: a broken attention or compile path looks like this"
         )
+
+
+def _below_floor(v: View) -> Finding | None:
+    """Tokens a second far below what the measured matrix rate of the GPU allows, on the very first run, too."""
+    if not (v.measured_flops and v.achieved_flops and v.run.tok_s and v.achieved_flops < FLOOR_SHARE * v.measured_flops):
+        return None
+    expected = FLOOR_SHARE * v.measured_flops * v.run.tok_s / v.achieved_flops
+    return Finding(
+        "mfu_low",
+        Severity.WARN,
+        f"{v.run.tok_s:,.0f} tokens/s, where at least {expected:,.0f} were to be expected: preflight measured "
+        f"{v.measured_flops / 1e12:.1f} TFLOP/s of matrix products on this GPU; look at attention and compile",
+    )
 
 
 def cliff(v: View) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
+from runner import measuring
 from runner.engines.local import LocalEngine
 from runner.engines.ssh import SshEngine
 from runner.errors import HostError, OvernightError
@@ -221,16 +222,9 @@ def data(report: HostReport, found: dict[str, Any]) -> Check:
 
 
 def measured(report: HostReport) -> list[Check]:
-    """What the trainer's preflight measured on a GPU of this host."""
-    found = report.info.get("preflight")
-    if not found or not found.get("matmul_flops"):
-        return []
-    rate, peak = float(found["matmul_flops"]), found.get("peak_flops")
-    share = f", {100 * rate / float(peak):.0f} % of its peak" if peak else ""
-    choices = ", ".join(f"{name.lower()} {value}" for name, value in (found.get("choices") or {}).items())
-    return [
-        verdict("preflight", True, f"{found.get('gpu_name')}: {rate / 1e12:.0f} TFLOP/s{share}{'; ' + choices if choices else ''}", rate)
-    ]
+    """What the trainer's preflight measured on the GPU models of this host."""
+    known = {name: measuring.found_on(report.info, name) for name in dict.fromkeys(slot.name for slot in report.slots)}
+    return [verdict("preflight", True, measuring.said(one), one.get("matmul_flops")) for one in known.values() if one is not None]
 
 
 def strangers(report: HostReport) -> list[Check]:

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner import sources, verifying
+from runner import measuring, sources, verifying
 from runner.engines import dirs
 from runner.errors import LabError
 from runner.records import Purpose
@@ -68,15 +68,22 @@ def spec_of(lab: Lab, run: Run, slot: Slot, host: HostPolicy, info: Mapping[str,
         slot,
         run_id=run.id,
         lab_id=str(lab.store.meta("lab_id")),
-        command=verifying.command_of(lab, run, slot, info) if run.purpose == Purpose.VERIFY else policy.trainer.command,
+        command=_command(lab, run, slot, info),
         budget_s=run.budget_s,
-        time_limit_s=run.budget_s * limits.wall_factor + limits.wall_extra_s,
+        time_limit_s=run.budget_s if run.purpose == Purpose.PREFLIGHT else run.budget_s * limits.wall_factor + limits.wall_extra_s,
         grace_s=limits.grace_s,
         max_log_mib=limits.max_log_mib,
         min_free_mib=limits.min_free_disk_mib if host.min_free_disk_mib is None else host.min_free_disk_mib,
         wait_lock_s=STANDBY_WAIT_S if standby else 0.0,
         warm=["torch"] if standby and IMPORTS_TORCH.search(text) else None,
     )
+
+
+def _command(lab: Lab, run: Run, slot: Slot, info: Mapping[str, Any]) -> list[str]:
+    """What the run executes: the trainer's command, or the program that its purpose is about."""
+    if run.purpose == Purpose.VERIFY:
+        return verifying.command_of(lab, run, slot, info)
+    return measuring.command_of(run) if run.purpose == Purpose.PREFLIGHT else lab.policy().trainer.command
 
 
 def unstage(lab: Lab, run_id: str) -> None:

@@ -61,6 +61,7 @@ class Purpose(Word):
     REPEAT = "repeat"
     PROMOTION = "promotion"
     VERIFY = "verify"
+    PREFLIGHT = "preflight"
     TUNE = "tune"
 
 

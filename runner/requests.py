@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from runner import verifying
+from runner import measuring, verifying
 from runner.dispatch import Spawn
 from runner.errors import BadValue, OvernightError, UnknownName
 from runner.records import GpuState
@@ -98,6 +98,8 @@ async def hosts_check(desk: Desk, request: Request) -> dict[str, Any]:
         if name not in desk.roster.hosts:
             raise UnknownName("host", name, desk.roster.hosts, where="hosts.toml")
     reports = await asyncio.gather(*(hostcare.check(desk.roster.hosts[n], desk.roster.engines.get(n)) for n in names))
+    for report in reports:
+        measuring.checked(desk.roster, report, request.who)
     return {"hosts": list(reports)}
 
 

@@ -84,6 +84,7 @@ class Roster:
         self.reports: dict[str, HostReport] = {}
         self.changed = asyncio.Event()  # something the scheduler should look at
         self.fitness = Fitness()
+        self.measured: set[tuple[str, str, str | None]] = set()  # (host, GPU model, driver) that was asked for a preflight
         self._limits, self._limits_at = lab.policy().limits, time.monotonic()
         self.seen_up: set[str] = set()  # hosts that answered since this daemon started
         self.started = time.monotonic()

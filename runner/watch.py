@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner import board, health, queries, verbs
+from runner import board, health, measuring, queries, verbs
 from runner.errors import OvernightError
 from runner.health import Finding, LabView, View
 from runner.lab import Lab
@@ -192,8 +192,7 @@ class Watch:
     def _measured(self, gpu: Gpu | None) -> float | None:
         """The matmul rate a preflight of this GPU's host measured, FLOP/s."""
         host = next((h for h in self.lab.store.hosts() if gpu is not None and h.name == gpu.host), None)
-        found = ((host.info or {}).get("preflight") or {}).get("matmul_flops") if host is not None else None
-        return float(found) if isinstance(found, (int, float)) else None
+        return measuring.matmul_flops(host.info, gpu.name) if host is not None and gpu is not None else None
 
     def _same_as(self, run: Run) -> str | None:
         """An earlier run with the same effective source and budget that this one does not claim to repeat or retry."""

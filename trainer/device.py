@@ -78,7 +78,9 @@ def preflight_choices(folder: Path, device: torch.device) -> dict[str, Any]:
         return {}
     try:
         choices = json.loads(preflight_file(folder, device).read_text(encoding="utf-8"))["choices"]
-        return {name: choices[name] for name in ("ATTENTION", "COMPILE", "DEVICE_TOKENS") if choices.get(name) is not None}
+        named = {name: choices[name] for name in ("ATTENTION", "COMPILE") if isinstance(choices.get(name), str)}
+        tokens = choices.get("DEVICE_TOKENS")
+        return {**named, "DEVICE_TOKENS": tokens} if isinstance(tokens, int) and tokens > 0 else named
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # not there, or not ours: the presets hold
 

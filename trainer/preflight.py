@@ -1,6 +1,7 @@
 """Measures what this GPU really does, and writes down what train.py should use on it: attention backend, compile mode, device batch. Fixed.
 
     python preflight.py [--quick]      a few minutes, one with --quick; prints one JSON object and keeps it in the data folder for train.py
+    python preflight.py --again        although this GPU was measured under this driver and torch before
 
 Every choice is measured: attention by the kernel that really ran (switches can be ignored silently), compile modes and batch by tokens a
 second. The matrix rate is what the control room holds the first runs on a machine against.
@@ -30,6 +31,8 @@ from settings import Plan
 ATTENTION_SHAPE = (16, 4, 2048, 128)  # batch, heads, tokens, head dimension: a slice of the default model
 MATRIX_SIZES = (4096, 8192)
 MIN_GAIN = 1.03  # another backend or batch must be this much faster than the plain one to be chosen
+LEAST_GAIN = 1.01  # of a doubled batch: two in a row below it, or one that is slower, and larger ones are not tried
+MODE_TOKENS, MOST_TOKENS = 2**15, 2**18  # of one pass: what compile modes are compared at, and the largest that is tried
 SLOW_MODE = 0.6  # a compile mode below this share of the best is refused by name
 
 
@@ -87,6 +90,7 @@ def attention_backends(seconds: float) -> dict[str, Measured]:
     for name in ("default", *train.SDPA_BACKENDS):
         if name == "math":  # writes the whole square: never the choice
             continue
+        say(f"attention: {name}")
         q, k, v = (torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
         try:
             torch._dynamo.reset()
@@ -99,6 +103,7 @@ def attention_backends(seconds: float) -> dict[str, Measured]:
             results[name] = Measured(rate, "FLOP/s", kernel=longest_kernel(work))
         except (RuntimeError, torch.OutOfMemoryError) as error:
             results[name] = Measured(None, "FLOP/s", why=str(error).splitlines()[0][:200])
+    say("attention: flex and installed packages")
     results.update(flex_attention(seconds, flops))
     for package, module in (("flash-attention-3", "flash_attn_interface"), ("flash-attention-2", "flash_attn")):
         results.update(installed_flash(package, module, seconds, flops))
@@ -159,6 +164,7 @@ def try_training(mode: str, attention: str, device_tokens: int, seconds: float) 
     config = train.GPTConfig(LARGE.seq_len, LARGE.vocab_size, depth, width // preset["HEAD_DIM"], width, values, train.SOFTCAP)
     loss = train.LOSS or preset["LOSS"]
     plan = Plan(device, depth, width, config.n_head, LARGE.seq_len, device_tokens, rows, mode, attention, loss)
+    say(f"compile mode {mode}, {device_tokens} tokens a pass")
     torch._dynamo.reset()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -187,17 +193,20 @@ def try_training(mode: str, attention: str, device_tokens: int, seconds: float) 
 
 
 def compile_modes(attention: str, seconds: float) -> dict[str, Fit]:
-    return {mode: try_training(mode, attention, 2**15, seconds) for mode in ("none", "optimizer", "model", "both")}
+    return {mode: try_training(mode, attention, MODE_TOKENS, seconds) for mode in ("none", "optimizer", "model", "both")}
 
 
 def device_batches(mode: str, attention: str, seconds: float) -> dict[int, Fit]:
-    """Tokens a second from 8 rows up; memory is the bound, and speed decides."""
+    """Tokens a second from 8 rows up to the cliff; memory is the bound, and speed decides."""
     results: dict[int, Fit] = {}
-    tokens = 8 * LARGE.seq_len
-    while tokens <= 2**18:
+    tokens, best_speed, flat = 8 * LARGE.seq_len, 0.0, 0
+    while tokens <= MOST_TOKENS and flat < 2:
         results[tokens] = try_training(mode, attention, tokens, seconds)
-        if results[tokens].tokens_per_s is None:
+        speed = results[tokens].tokens_per_s
+        if speed is None:  # out of memory, or a kernel that cannot take so much
             break
+        flat = 0 if speed > LEAST_GAIN * best_speed else 2 if speed < best_speed / LEAST_GAIN else flat + 1
+        best_speed = max(best_speed, speed)
         tokens *= 2
     return results
 
@@ -228,8 +237,9 @@ def measure(quick: bool) -> dict[str, Any]:
     device = choose_device()
     known = facts(device)
     if device.type == "cpu":
-        return {"v": 1, **known, "choices": {}, "refused": [], "note": "no GPU: train.py uses its CPU preset"}
+        return {"v": 1, "quick": quick, **known, "choices": {}, "refused": [], "note": "no GPU: train.py uses its CPU preset"}
     seconds = 0.2 if quick else 1.0
+    say("matrix products")
     rate = matrix_rate(seconds)
     attention = attention_backends(seconds)
     chosen_attention, _ = choose(attention, {}, {})
@@ -239,26 +249,48 @@ def measure(quick: bool) -> dict[str, Any]:
     choices, refused = choose(attention, modes, batches)
     peak = peak_flops(str(known["gpu_name"]))
     return {
-        "v": 1, **known, "matmul_flops": rate, "peak_flops": peak, "matrix_share_of_peak": None if peak is None else rate / peak,
+        "v": 1, "quick": quick, **known, "matmul_flops": rate, "peak_flops": peak,
+        "matrix_share_of_peak": None if peak is None else rate / peak,
         "attention": {name: vars(m) for name, m in attention.items()},
         "compile": {mode: vars(fit) for mode, fit in modes.items()}, "device_batch": {str(t): vars(fit) for t, fit in batches.items()},
         "choices": choices, "refused": refused, "total_memory_gib": torch.cuda.get_device_properties(device).total_memory / 2**30,
     }  # fmt: skip
 
 
+def kept(path: Path, quick: bool) -> dict[str, Any] | None:
+    """An earlier result that serves: a whole one always, a quick one where only that was asked for."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        serves = isinstance(found["choices"], dict) and (quick or not found.get("quick", True))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if serves else None
+
+
+def say(what: str) -> None:
+    """What is being measured: a cold compilation takes half a minute and must not look like a hang."""
+    print(f"measuring {what}", file=sys.stderr, flush=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure this GPU and keep the best settings for train.py.")
     parser.add_argument("--quick", action="store_true", help="matrix rate and attention only, a fifth of the time each")
+    parser.add_argument("--again", action="store_true", help="measure although a result for this GPU, driver and torch is kept")
     parser.add_argument("--data", type=Path, help="data folder (default: OVERNIGHT_DATA, else .data beside the corpus)")
     arguments = parser.parse_args()
     os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
     try:
-        found = measure(arguments.quick)
         folder = arguments.data or data_root(find_corpus())
         folder.mkdir(parents=True, exist_ok=True)
         path = preflight_file(folder, choose_device())
-        path.with_suffix(".part").write_text(json.dumps(found, indent=1), encoding="utf-8")
-        os.replace(path.with_suffix(".part"), path)
+        found = None if arguments.again else kept(path, arguments.quick)
+        if found is None:
+            found = measure(arguments.quick)
+            path.with_suffix(".part").write_text(json.dumps(found, indent=1), encoding="utf-8")
+            os.replace(path.with_suffix(".part"), path)
+    except torch.OutOfMemoryError:
+        print("error: the GPU has no memory free for the measurement; end what else is on it", file=sys.stderr)
+        return 1
     except (DataError, NoBfloat16, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -41,6 +41,7 @@ class Plan:
     compile: str
     attention: str
     loss: str
+    defaults: str = "preset"  # where attention, compile mode and device batch come from when the script leaves them open
 
     @property
     def micro_steps(self) -> int:
@@ -50,7 +51,8 @@ class Plan:
 def make_plan(constants: Mapping[str, Any], presets: Mapping[str, Any], seq_len: int, data_folder: Path, device: torch.device) -> Plan:
     """The plan of `constants` (None: not chosen), after preflight's choices, the presets and the data's row length. Raised: BadSetting."""
     given = {name: value for name, value in constants.items() if name.isupper() and value is not None}
-    chosen = {"SEQ_LEN": seq_len, **presets, **preflight_choices(data_folder, device), **given}
+    measured = {n: v for n, v in preflight_choices(data_folder, device).items() if n not in CHOICES or v in CHOICES[n]}
+    chosen = {"SEQ_LEN": seq_len, **presets, **measured, **given}
     fused_runs = device.type == "cuda" and importlib.util.find_spec("triton") is not None
     if chosen["LOSS"] == "fused" and not fused_runs:
         if given.get("LOSS") == "fused":
@@ -60,7 +62,9 @@ def make_plan(constants: Mapping[str, Any], presets: Mapping[str, Any], seq_len:
     depth, head_dim, seq_len, total = (chosen[name] for name in ("DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE"))
     width = -(-depth * chosen["ASPECT_RATIO"] // head_dim) * head_dim
     rows = _device_rows(total // seq_len, total, seq_len, chosen)
-    return Plan(device, depth, width, width // head_dim, seq_len, total, rows, chosen["COMPILE"], chosen["ATTENTION"], chosen["LOSS"])
+    origin = "preflight" if measured.keys() - given.keys() else "preset"
+    how = (chosen["COMPILE"], chosen["ATTENTION"], chosen["LOSS"], origin)
+    return Plan(device, depth, width, width // head_dim, seq_len, total, rows, *how)
 
 
 def _check(chosen: Mapping[str, Any]) -> None:

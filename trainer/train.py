@@ -486,6 +486,7 @@ def describe(plan: Plan, model: GPT, data: Dataset) -> dict[str, Any]:
     attributes = {
         "device": plan.device.type, "attention": plan.attention, "compile": plan.compile, "loss": plan.loss, "optimizer": OPTIMIZER,
         "device_batch": plan.device_rows, "total_batch": plan.total_batch, "seq_len": plan.seq_len,
+        "defaults": plan.defaults,
         "threads": torch.get_num_threads() if plan.device.type == "cpu" else None, "dtype": str(model.dtype).removeprefix("torch."),
     }
     return {

@@ -113,7 +113,7 @@ class LocalEngine:
             "data_dir": str(self.data_dir),
             "cache_dir": str(self.lab_dir / "cache"),
             "lock_dir": locks.default_dir(),
-            "preflight": inspecting.preflight(str(self.data_dir)),
+            "preflights": inspecting.preflights(str(self.data_dir)),
             "environment": rundirs.inherited(os.environ),
         }
 

@@ -76,7 +76,7 @@ class SshEngine:
         self.sizes: dict[str, tuple[int | None, int | None]] = {}
         self.disk_free_mib: int | None = None
         self.venv_python: str | None = None
-        self.preflight: dict[str, Any] | None = None
+        self.preflights: list[dict[str, Any]] = []
         self.asked_at = 0.0
 
     async def start(self) -> None:
@@ -136,7 +136,7 @@ class SshEngine:
             "data_dir": f"{workdir}/data",
             "cache_dir": f"{workdir}/cache",
             "lock_dir": self.host.env.get("OVERNIGHT_LOCK_DIR") or hello["lock_dir"],
-            "preflight": self.preflight,
+            "preflights": self.preflights,
             "clock_skew_s": round(self.link.skew_s, 3),
             "connects": self.link.connects,
             "round_trips": self.link.calls,
@@ -215,7 +215,7 @@ class SshEngine:
     async def _ask_states(self, wanted: dict[str, list[int]], limit_s: float = 15.0) -> dict[str, State]:
         answer, body = await self.link.call("poll", lab=self.lab_id, runs=wanted, limit=POLL_PIECE, limit_s=limit_s)
         self.asked_at = time.monotonic()
-        self.disk_free_mib, self.venv_python, self.preflight = answer["disk_free_mib"], answer["venv_python"], answer["preflight"]
+        self.disk_free_mib, self.venv_python, self.preflights = answer["disk_free_mib"], answer["venv_python"], answer["preflights"]
         states, at = {}, 0
         for run_id, found in answer["runs"].items():
             self.sizes[run_id] = (found.get("log_bytes"), found.get("events_bytes"))

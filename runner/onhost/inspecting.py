@@ -15,6 +15,9 @@ from typing import Any, Dict, List, Optional
 from . import locks, rundirs
 
 TORCH_LIMIT_S = 60.0
+PREFLIGHT_MOST = 1 << 18  # a larger file is not preflight's
+PREFLIGHT_KEYS = ("gpu_name", "driver", "torch", "matmul_flops", "peak_flops", "quick")
+CHOICES = ("ATTENTION", "COMPILE", "DEVICE_TOKENS")
 PROBE = """
 import json, sys
 facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
@@ -103,17 +106,25 @@ def probe(python: str, limit_s: float) -> Dict[str, Any]:
         return {"error": "%s ended with %d: %s" % (python, done.returncode, said)}
 
 
-def preflight(data_dir: str) -> Optional[Dict[str, Any]]:
-    """What the trainer's newest preflight measured here: gpu_name, matmul_flops, peak_flops, choices, at; None when it never ran."""
+def preflights(data_dir: str) -> List[Dict[str, Any]]:
+    """What the trainer's preflight measured here, the newest of each GPU model, driver and torch, newest first; [] when it never ran."""
     try:
         names = [name for name in os.listdir(data_dir) if name.startswith("preflight-") and name.endswith(".json")]
-        path = max((os.path.join(data_dir, name) for name in names), key=os.path.getmtime)
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-        kept = {key: found.get(key) for key in ("gpu_name", "matmul_flops", "peak_flops", "choices")}
-        return dict(kept, at=round(os.path.getmtime(path)))
-    except (OSError, ValueError, AttributeError):
-        return None  # none there (max of nothing is a ValueError), or not one of ours
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        path = os.path.join(data_dir, name)
+        try:
+            with open(path, encoding="utf-8") as file:
+                text = file.read(PREFLIGHT_MOST + 1)
+            one = json.loads(text, parse_constant=lambda _: None)
+            choices = {key: one["choices"].get(key) for key in CHOICES if isinstance(one["choices"].get(key), (str, int))}
+            kept = {key: one.get(key) for key in PREFLIGHT_KEYS if isinstance(one.get(key), (str, int, float))}
+            found.append(dict(kept, choices=choices, at=round(os.path.getmtime(path))))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # gone meanwhile, or not one of ours
+    return sorted(found, key=lambda one: float(one["at"]), reverse=True)[:16]
 
 
 def data_files(folder: str) -> Optional[List[str]]:

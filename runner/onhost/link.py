@@ -130,7 +130,7 @@ class Link:
             "disk_free_mib": rundirs.disk_free_mib(self.workdir),
             "now": time.time(),
             "venv_python": inspecting.venv_python(self.workdir),
-            "preflight": inspecting.preflight(os.path.join(self.workdir, "data")),
+            "preflights": inspecting.preflights(os.path.join(self.workdir, "data")),
         }, body
 
     def read(self, args: Dict[str, Any], _: bytes) -> Answer:

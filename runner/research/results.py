@@ -29,7 +29,7 @@ def export_results(lab: Lab, style: str = "upstream") -> str:
     if style not in STYLES:
         raise BadValue(f"There is no results.tsv style {style!r}.", next_step=f"Allowed: {', '.join(STYLES)}.")
     commits = lab.store.setting(lineage.COMMITTED, {})
-    runs = lab.store.runs("phase = 'ended' AND outcome NOT IN ('cancelled', 'declined', 'lost') AND purpose != 'verify'")
+    runs = lab.store.runs("phase = 'ended' AND outcome NOT IN ('cancelled', 'declined', 'lost') AND purpose NOT IN ('verify', 'preflight')")
     lines = ["\t".join(STYLES[style])]
     for run in runs:
         cells = _cells(run, str(commits.get(run.id, run.source_sha))[:7])

@@ -112,7 +112,7 @@ class TestOnHosts:
         write_trainer(tmp_path, "")
         (tmp_path / "trainer" / "preflight.py").write_text(
             "import json, os\n"
-            "found = {'gpu_name': 'NVIDIA H100', 'matmul_flops': 6e14, 'peak_flops': 989.5e12, 'choices': {'ATTENTION': 'cudnn'}}\n"
+            "found = {'gpu_name': 'NVIDIA H100 80GB HBM3', 'matmul_flops': 6e14, 'peak_flops': 989.5e12, 'choices': {'ATTENTION': 'cudnn'}}\n"
             "assert os.environ['CUDA_VISIBLE_DEVICES'] == 'GPU-1a'\n"
             "json.dump(found, open(os.environ['OVERNIGHT_DATA'] + '/preflight-x.json', 'w'))\n"
         )
@@ -121,9 +121,9 @@ class TestOnHosts:
             await asyncio.sleep(0.05)
         result = await hostsetup.setup(engine.host, engine, lambda text: None)
         assert "STEP 5/5 measuring GPU-1a" in result["steps"] and result["notes"] == []
-        assert (await engine.capacity())[0].info["preflight"]["matmul_flops"] == 6e14
+        assert (await engine.capacity())[0].info["preflights"][0]["matmul_flops"] == 6e14
         check = by_name(await hostcare.check(engine.host, engine))["preflight"]
-        assert check["text"] == "NVIDIA H100: 600 TFLOP/s, 61 % of its peak; attention cudnn"
+        assert check["text"] == "NVIDIA H100 80GB HBM3: 600 TFLOP/s, 61 % of its peak; attention cudnn"
 
     async def test_setup_that_fails_says_which_step_and_shows_why(self, engines: Any, tmp_path: Path) -> None:
         write_trainer(tmp_path, "raise SystemExit('no corpus here')")

@@ -57,14 +57,14 @@ def test_choices_of_preflight_become_defaults(device: ModuleType, monkeypatch: p
                "LOSS": "torch"}  # fmt: skip
     constants = {"OPTIMIZER": "muon", "ASPECT_RATIO": 64, "DEPTH": None, "ATTENTION": None}
     plan = settings.make_plan(constants, presets, 2048, tmp_path, gpu)
-    assert (plan.attention, plan.compile, plan.device_rows, plan.width) == ("default", "both", 64, 512)
+    assert (plan.attention, plan.compile, plan.device_rows, plan.width, plan.defaults) == ("default", "both", 64, 512, "preset")
     path = device.preflight_file(tmp_path, gpu)
     path.write_text(json.dumps({"choices": {"ATTENTION": "cudnn", "COMPILE": None, "DEVICE_TOKENS": 2**15, "OTHER": 1}}))
     plan = settings.make_plan(constants, presets, 2048, tmp_path, gpu)
-    assert (plan.attention, plan.compile, plan.device_rows) == ("cudnn", "both", 16)
+    assert (plan.attention, plan.compile, plan.device_rows, plan.defaults) == ("cudnn", "both", 16, "preflight")
     plan = settings.make_plan({**constants, "ATTENTION": "flash"}, presets, 2048, tmp_path, gpu)
     assert plan.attention == "flash"        # what an experiment says comes first
-    for damaged in ("[]", "{", '{"choices": 3}'):
+    for damaged in ("[]", "{", '{"choices": 3}', '{"choices": {"ATTENTION": "flex", "COMPILE": 7, "DEVICE_TOKENS": "many"}}'):
         path.write_text(damaged)
         assert settings.make_plan(constants, presets, 2048, tmp_path, gpu).attention == "default"
     assert device.preflight_choices(tmp_path, torch.device("cpu")) == {}

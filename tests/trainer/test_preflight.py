@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -52,3 +53,33 @@ def test_without_a_gpu_it_says_so(folder: Folder) -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["choices"] == {} and "no GPU" in found["note"] and found["gpu_name"] is None
+
+
+def test_batches_are_tried_up_to_the_cliff(preflight: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {2**14: 80.0, 2**15: 99.0, 2**16: 100.0, 2**17: 60.0, 2**18: 50.0}
+    tried: list[int] = []
+
+    def training(mode: str, attention: str, tokens: int, seconds: float) -> object:
+        tried.append(tokens)
+        return preflight.Fit(speeds[tokens], 1.0, 1.0)
+
+    monkeypatch.setattr(preflight, "try_training", training)
+    assert list(preflight.device_batches("both", "default", 0.1)) == tried == [2**14, 2**15, 2**16, 2**17]
+    speeds.update({2**16: 99.5, 2**17: 100.0, 2**18: 101.0})
+    tried.clear()
+    preflight.device_batches("both", "default", 0.1)
+    assert tried == [2**14, 2**15, 2**16, 2**17]  # twice half a percent: flat
+    monkeypatch.setattr(preflight, "try_training", lambda *_: preflight.Fit(None, None, None, why="out of memory"))
+    assert list(preflight.device_batches("both", "default", 0.1)) == [2**14]
+
+
+def test_a_result_that_is_kept_serves_again(preflight: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "preflight-x.json"
+    assert preflight.kept(path, True) is None
+    for text in ("{", "[]", "null", '{"choices": 1}'):
+        path.write_text(text)
+        assert preflight.kept(path, True) is None
+    path.write_text(json.dumps({"choices": {}, "quick": True}))
+    assert preflight.kept(path, True) and preflight.kept(path, False) is None
+    path.write_text(json.dumps({"choices": {}, "quick": False}))
+    assert preflight.kept(path, True) and preflight.kept(path, False)
