@@ -14,6 +14,7 @@ from runner import compare, queries
 from runner.board import trust_word
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
+from runner.mfu import mfu_percent, under_load
 from runner.records import Run
 from runner.submitting import known_run
 
@@ -61,7 +62,7 @@ def list_gpus(
     types = gpu_types(call.lab, gpus)
     answer.tables["types"] = Table(["type", "gpus", "idle", "unusable", "memory_gib", "relative_speed", "price_per_hour"], types)
     brief = ["gpu", "type", "state", "run", "free_in_s", "mfu_%", "note"]
-    full = ["util_%", "memory_mib", "power_w", "power_limit_w", "temp_c", "tok_s", "sample_age_s", "uuid"]
+    full = ["mfu_at_clock_%", "util_%", "memory_mib", "power_w", "power_limit_w", "temp_c", "tok_s", "sample_age_s", "uuid"]
     rows = [gpu_row(gpu, detail == "full") for gpu in gpus[start:]]
     answer.tables["gpus"] = Table(
         brief + (full if detail == "full" else []),
@@ -102,6 +103,7 @@ def gpu_row(gpu: dict[str, Any], full: bool) -> list[Any]:
     ]
     if full:
         sample = gpu.get("sample") or {}
+        row.append(rounded(gpu.get("mfu_at_clock_percent"), 1))
         row += [sample.get(k) for k in ("util_pct", "mem_used_mib", "power_w", "power_limit_w", "temp_c")]
         row += [gpu.get("tok_s"), gpu.get("sample_age_s"), gpu["uuid"]]
     return row
@@ -132,10 +134,14 @@ def get_metrics(
         note = None if curve else "no step yet" if not run.ended else f"no step was reached ({run.outcome})"
         if lost := sum(p.loss is None for p in curve):
             note = f"the loss is not finite at {lost} of these points"
-        head.append([run.id, run.phase, run.val_bpb, run.tok_s, note])
+        load = under_load(lab, run) or {}
+        rates = [mfu_percent(run, lab.policy()), load.get("mfu_at_clock_percent"), run.mfu_reported]
+        power = [rounded(load.get("power_w"), 0), load.get("power_limit_w")]
+        head.append([run.id, run.phase, run.val_bpb, run.tok_s, *(rounded(r, 1) for r in rates), *power, note])
         if curve:
             answer.tables[run.id] = Table(["step", *metrics], [[p.step, *(getattr(p, m) for m in metrics)] for p in curve])
-    answer.tables = {"runs": Table(["id", "phase", "val_bpb", "tok_s", "note"], head), **answer.tables}
+    columns = ["id", "phase", "val_bpb", "tok_s", "mfu_%", "mfu_at_clock_%", "mfu_reported_%", "power_w", "power_limit_w", "note"]
+    answer.tables = {"runs": Table(columns, head), **answer.tables}
     return answer
 
 

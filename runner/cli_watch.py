@@ -16,6 +16,7 @@ from runner.board import trust_word
 from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answer
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
+from runner.mfu import under_load
 from runner.records import GpuState, Phase, Run
 from runner.submitting import known_run
 from runner.text import ago, bpb, clean, one_line, percent, signed, significant, thousands
@@ -120,6 +121,7 @@ def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="
             lab,
             {
                 **row,
+                "under_load": under_load(lab, found),
                 "events": trail,
                 "points": points,
                 "source_path": str(lab.source_path(found.source_sha)),
@@ -147,8 +149,6 @@ def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="
         "share",
         "loss",
         "tok_s",
-        "mfu_percent",
-        "mfu_reported",
         "peak_vram_mb",
         "training_s",
         "total_s",
@@ -160,6 +160,8 @@ def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="
     ):
         if row.get(key) is not None:
             say(f"  {key:<14} {one_line(short(row[key]), 300)}")
+    if row["mfu_percent"] is not None or row["mfu_reported"] is not None:
+        say(f"  {'mfu':<14} {mfu_words(row, under_load(lab, found))}")
     if row["overrides"]:
         say(f"  {'overrides':<14} {one_line(' '.join(f'{k}={v}' for k, v in row['overrides'].items()), 300)}")
     for flag in row["flags"]:
@@ -173,6 +175,19 @@ def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="
         say("last lines:")
         for line in clean(found.last_lines).splitlines()[-12:]:
             say(f"  | {line}")
+
+
+def mfu_words(row: dict[str, Any], load: dict[str, Any] | None) -> str:
+    """MFU with all that an honest reading of it needs: what the script said, the clock it ran at, and the power cap."""
+    words = [f"{percent(row['mfu_percent'])} of the card's peak" if row["mfu_percent"] is not None else "? (the card's peak is not known)"]
+    if row["mfu_reported"] is not None:
+        words.append(f"reported {percent(row['mfu_reported'])}")
+    if load is not None:
+        if load["mfu_at_clock_percent"] is not None:
+            words.append(f"{percent(load['mfu_at_clock_percent'])} at the {load['sm_mhz']:,.0f} MHz it had")
+        if load["power_w"] is not None and load["power_limit_w"] is not None:
+            words.append(f"{load['power_w']:.0f} of {load['power_limit_w']:.0f} W")
+    return ", ".join(words)
 
 
 def short(value: Any) -> str:
@@ -340,7 +355,8 @@ def gpu_row(row: dict[str, Any]) -> tuple[Any, ...]:
         row["name"],
         row["state"],
         row["run"],
-        percent(row["mfu_percent"]),
+        percent(row["mfu_percent"])
+        + (f" ({percent(row['mfu_at_clock_percent'])} at clock)" if row.get("mfu_at_clock_percent") is not None else ""),
         amount("util_pct", "%"),
         memory,
         "-" if sample.get("power_w") is None else f"{amount('power_w', '')}/{amount('power_limit_w', ' W')}",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 READ_EVERY_S = 0.5
 CHUNK = 1 << 20
 KEEP_SHARE = 0.001  # at most about a thousand points a run; a run of 300 steps keeps them all
+PACE_S, PACE_STEPS = 5.0, 1000  # `tok_s` of a run is over so many seconds of steps, and so many steps at most
 LOG, EVENTS = "out.log", "work/events.jsonl"
 
 log = logging.getLogger("overnight.follow")
@@ -46,6 +47,7 @@ async def _read_log(roster: Roster, engine: Engine, track: Track, final: bool) -
         track.log_offset += delta.consumed
         _keep_points(track, delta.points)
         track.facts.update(delta.facts)
+        _pace(track, delta.points)
         track.facts["last_output_at"] = time.time()
         _note_delta(track, delta)
         if not delta.consumed:
@@ -59,6 +61,7 @@ async def _read_events(roster: Roster, engine: Engine, track: Track, final: bool
         track.events_offset += delta.consumed
         _keep_points(track, delta.points)
         track.facts.update(delta.facts)
+        _pace(track, delta.points)
         if delta.stage:
             track.facts["stage"] = delta.stage
         _note_delta(track, delta)
@@ -111,6 +114,19 @@ def _keep_points(track: Track, points: list[Point]) -> None:
             track.points.append(point)
             if point.share is not None:
                 track.kept_share = max(track.kept_share, point.share)
+
+
+def _pace(track: Track, points: list[Point]) -> None:
+    """Tokens a second over the last seconds of steps: a single step may be twice as long as its neighbours and say nothing."""
+    pace = track.pace
+    for point in points:
+        if point.tok_s and point.dt_ms:
+            pace.append((point.tok_s * point.dt_ms / 1000, point.dt_ms / 1000))
+    seconds = sum(s for _, s in pace)
+    while len(pace) > 1 and (seconds - pace[0][1] >= PACE_S or len(pace) > PACE_STEPS):
+        seconds -= pace.popleft()[1]
+    if points and pace:
+        track.facts["tok_s"] = sum(tokens for tokens, _ in pace) / seconds
 
 
 def _derive_stage(track: Track) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from runner import board, daemonlock
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
-from runner.mfu import mfu_percent
+from runner.mfu import mfu_percent, under_load
 from runner.records import Flag, Gpu, GpuState, Json, Phase, Point, Run, Wave
 from runner.store import IN_QUEUE
 from runner.submitting import known_run
@@ -318,6 +318,7 @@ def gpu_objects(lab: Lab, runs: Iterable[Run] = ()) -> list[Json]:
 def _gpu_object(lab: Lab, gpu: Gpu, run: Run | None, now: float) -> Json:
     sample = gpu.telemetry
     at = sample.get("at") if sample else None
+    load = under_load(lab, run, now=now) if run is not None and not run.ended else None
     return {
         "uuid": gpu.uuid,
         "host": gpu.host,
@@ -333,6 +334,7 @@ def _gpu_object(lab: Lab, gpu: Gpu, run: Run | None, now: float) -> Json:
         "sample": sample,
         "sample_age_s": max(now - at, 0.0) if at else None,
         "mfu_percent": mfu_percent(run, lab.policy()) if run else None,
+        "mfu_at_clock_percent": load["mfu_at_clock_percent"] if load else None,
         "tok_s": run.tok_s if run else None,
         "mem_total_mib": gpu.mem_total_mib,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ class Track:
     points: list[Point] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     kept_share: float = -1.0
+    pace: deque[tuple[float, float]] = field(default_factory=deque)  # (tokens, seconds) of the newest steps
     summary_at: float | None = None  # monotonic: when the summary block was read
     nonfinite: int = 0
     error: Any = None

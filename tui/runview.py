@@ -10,6 +10,7 @@ from typing import Any
 from runner import compare, patching, queries
 from runner.errors import LabError, UnknownName
 from runner.lab import Lab
+from runner.mfu import under_load
 from runner.records import Event, Json, Point, Run, Sample
 from runner.text import clean
 
@@ -75,7 +76,7 @@ class RunLoader:
             if rival and rival.id != run.id and rival.id not in [r.run_id for r in rivals.values()]:
                 rivals[role] = Rival(rival.id, self._curve(lab, rival), rival.budget_s)
         return RunView(
-            run=queries.run_object(lab, run),
+            run={**queries.run_object(lab, run), "under_load": under_load(lab, run)},
             last_lines=run.last_lines,
             points=self._curve(lab, run),
             rivals=rivals,
@@ -244,6 +245,11 @@ def _facts(run: Json) -> list[tuple[str, str]]:
     mfu = number(run.get("mfu_percent"), 1, " %")
     if run.get("mfu_reported") is not None:
         mfu = f"reported {number(run['mfu_reported'], 1, ' %')} → {mfu}"
+    load = run.get("under_load") or {}
+    if load.get("mfu_at_clock_percent") is not None:
+        mfu += f", {number(load['mfu_at_clock_percent'], 1, ' %')} at {number(load['sm_mhz'], 0, ' MHz')}"
+    if load.get("power_w") is not None and load.get("power_limit_w") is not None:
+        mfu += f", {number(load['power_w'], 0)}/{number(load['power_limit_w'], 0, ' W')}"
     where = " ".join(x for x in (safe(run["host"], 30) if run.get("host") else "", short_gpu(run["gpu"]) if run.get("gpu") else "") if x)
     done = number(100 * run["share"] if run.get("share") is not None else None)
     budget = f"{number(run.get('budget_s'))} s, {done} % done, {clock(run.get('remaining_s'))} left"
