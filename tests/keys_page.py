@@ -11,18 +11,24 @@ from textual.dom import DOMNode
 
 import tui
 from tui.deeds import RUN_BINDINGS
+from tui.help import sign
 
 PAGE = Path(__file__).parents[1] / "docs" / "keys.md"
-SIGNS = {
-    "question_mark": "?", "colon": ":", "slash": "/", "plus": "+", "minus": "-", "equals_sign": "=", "left_square_bracket": "[",
-    "right_square_bracket": "]", "left": "←", "right": "→", "up": "↑", "down": "↓", "enter": "⏎", "escape": "Esc", "space": "Space",
-    "pagedown": "PgDn", "pageup": "PgUp", "home": "Home", "end": "End",
-}
 TITLES = {
-    "ControlRoom": "Everywhere", "Dashboard": "Dashboard", "RunsPage": "Runs", "RunPage": "A run", "WavesPage": "Waves",
-    "WavePage": "A wave", "HostsPage": "Hosts", "EventsPage": "Events", "LineagePage": "Lineage", "Table": "Tables",
-    "GpuWall": "GPU panels", "LogPane": "Logs",
-    "View": "Texts", "Confirm": "Questions",
+    "ControlRoom": "Everywhere",
+    "Dashboard": "Dashboard",
+    "RunsPage": "Runs",
+    "RunPage": "A run",
+    "WavesPage": "Waves",
+    "WavePage": "A wave",
+    "HostsPage": "Hosts",
+    "EventsPage": "Events",
+    "LineagePage": "Lineage",
+    "Table": "Tables",
+    "GpuWall": "GPU panels",
+    "LogPane": "Logs",
+    "View": "Texts",
+    "Confirm": "Questions",
 }
 
 
@@ -39,12 +45,6 @@ def owners() -> dict[str, type[DOMNode]]:
 def bindings_of(owner: type[DOMNode]) -> list[Binding]:
     """The bindings a class adds, the keys about runs left out (they have a section of their own)."""
     return [b for b in owner.BINDINGS if isinstance(b, Binding) and b not in RUN_BINDINGS]
-
-
-def sign(key: str) -> str:
-    """How a key is written on the page."""
-    held, _, last = key.rpartition("+")
-    return f"Ctrl-{SIGNS.get(last, last.upper())}" if held == "ctrl" else SIGNS.get(key, key)
 
 
 def rows(bindings: list[Binding]) -> list[str]:

@@ -82,7 +82,7 @@ class ControlRoom(App[None]):
         Binding("z", "freeze", "freeze", show=False, tooltip="Hold the screen still; the lab goes on"),
         Binding("T", "next_theme", "theme", show=False, tooltip="The next theme"),
         Binding("ctrl+r", "refresh", "read now", show=False, tooltip="Read the lab now"),
-        Binding("q", "leave", "back / quit", tooltip="Back, and from the first page: quit. The daemon and the runs go on"),
+        Binding("q", "leave", "back or quit", show=False, tooltip="Back, and from the first page: quit. The daemon and the runs go on"),
         Binding("escape", "back", "back", show=False, tooltip="Back to the page before"),
         Binding("ctrl+q", "quit", "quit", show=False, priority=True, tooltip="Quit at once. The daemon and the runs go on"),
     ]
@@ -270,8 +270,8 @@ class ControlRoom(App[None]):
 
     def action_keys(self) -> None:
         """The page of keys."""
-        name = self.screen.NAME if isinstance(self.screen, Page) else "here"
-        self.push_screen(KeysPage(f"Keys: {name}", key_lines(self.screen)))
+        if isinstance(self.screen, Page):
+            self.push_screen(KeysPage(f"Keys: {self.screen.NAME}", key_lines(self.screen)))
 
     def action_refresh(self) -> None:
         """Read now."""

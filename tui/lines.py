@@ -67,6 +67,23 @@ def fit(text: str, width: int, align: str = "left") -> str:
     return text + " " * room
 
 
+def wrap_words(text: str, width: int, most: int | None = None) -> list[str]:
+    """One row of text as rows of at most `width` cells, broken between words; a word longer than a row is broken inside."""
+    rows: list[str] = []
+    for word in text.split():
+        if rows and cells(rows[-1]) + 1 + cells(word) <= width:
+            rows[-1] += " " + word
+            continue
+        while cells(word) > width > 0:
+            head = set_cell_size(word, width).rstrip()
+            rows.append(head)
+            word = word[len(head) :]
+        rows.append(word)
+    if most is not None and len(rows) > most:
+        rows = [*rows[: most - 1], crop(" ".join(rows[most - 1 :]), width)]
+    return rows
+
+
 class Line:
     """Spans in a row, with an optional style for the whole row (the cursor)."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from runner.records import Event, Flag
@@ -37,10 +37,33 @@ def run_number(row: Row) -> int | None:
 
 def what(row: Row) -> Span:
     """What a run is about: what it changes, then its hypothesis."""
-    changed = ", ".join(f"{k}={value_text(v)}" for k, v in (row.get("changes") or row.get("cell") or row.get("overrides") or {}).items())
+    return (_what(row, str), "")
+
+
+def what_short(row: Row) -> Span:
+    """The same with the initials of the constants: their values are what tells the runs of a wave apart."""
+    names = short_names(_changes(row))
+    return (_what(row, lambda name: names[name]), "")
+
+
+def _changes(row: Row) -> Mapping[str, Any]:
+    return row.get("changes") or row.get("cell") or row.get("overrides") or {}
+
+
+def _what(row: Row, name: Callable[[str], str]) -> str:
+    changed = ", ".join(f"{name(k)}={value_text(v)}" for k, v in _changes(row).items())
     told = row.get("hypothesis")
-    text = f"{changed} · {told}" if changed and told else changed or told or row.get("purpose")
-    return (safe(text, 200), "")
+    return safe(f"{changed} · {told}" if changed and told else changed or told or row.get("purpose"), 200)
+
+
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """`TOTAL_BATCH_SIZE` as `TBS`: the first letters of each word, as many as keep the names apart; one word stays a word."""
+    known = list(names)
+    for letters in range(1, 9):
+        found = {n: "".join(w[:letters] for w in n.split("_")) if "_" in n.strip("_") else n[: 4 + letters] for n in known}
+        if len(set(found.values())) == len(known):
+            return found
+    return {n: n for n in known}
 
 
 def verdict(row: Row) -> Span:
@@ -94,7 +117,7 @@ QUEUE = [
     ),
     Column("gpu", "wants", 8, lambda r: (safe(r.get("gpu_type") or r.get("host") or "any", 30), "muted"), drop=4),
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), drop=3),
-    Column("what", "what", 18, what, flex=True),
+    Column("what", "what", 18, what, flex=True, short=what_short),
     Column("age", "age", 5, lambda r: (age(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=2),
 ]
 
@@ -111,7 +134,7 @@ BOARD = [
     Column("params", "params", 7, figures("params_m", 1, "M", "muted"), "right", order=order("params_m"), drop=8),
     Column("steps", "steps", 6, figures("num_steps", style="muted"), "right", order=order("num_steps"), drop=7),
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), drop=6),
-    Column("what", "what", 20, what, flex=True),
+    Column("what", "what", 20, what, flex=True, short=what_short),
 ]
 
 RUNS = [
@@ -134,7 +157,7 @@ RUNS = [
     Column("host", "host", 8, words("host", 20, "muted"), order=lambda r: str(r.get("host")), drop=8),
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), order=lambda r: str(r.get("wave")), drop=4),
     Column("agent", "by", 10, words("agent", 30, "muted"), order=lambda r: str(r.get("agent")), drop=9),
-    Column("what", "what", 14, what, flex=True),
+    Column("what", "what", 14, what, flex=True, short=what_short),
     Column("age", "age", 5, lambda r: (age(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=3),
 ]
 
@@ -217,4 +240,40 @@ def flag_rows(found: Iterable[Flag], now: float) -> list[Row]:
 
 
 def _detail(detail: Mapping[str, Any] | None) -> str:
-    return ", ".join(f"{k} {v}" for k, v in (detail or {}).items() if v not in (None, False, [], {}))
+    return ", ".join(f"{k} {_listed(v)}" for k, v in (detail or {}).items() if v not in (None, False, [], {}))
+
+
+def _listed(value: Any) -> str:
+    """A list as a person writes it, its middle left out where it is long."""
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    words = [str(v) for v in value]
+    return ", ".join(words) if len(words) <= 3 else f"{words[0]} … {words[-1]} ({len(words)})"
+
+
+def wave_columns(factors: Mapping[str, Sequence[Any]]) -> list[Column]:
+    """The runs of one wave: a column for each factor instead of what all of them share."""
+    names = short_names(factors)
+    return [
+        *[c for c in RUNS if c.key in ("id", "state", "val", "trust", "verdict", "flags")],
+        *[_factor(name, names[name], values, at) for at, (name, values) in enumerate(factors.items())],
+        Column("seed", "seed", 6, figures("seed", style="muted"), "right", order=order("seed"), drop=4),
+        *[c for c in RUNS if c.key in ("mfu", "gpu", "host", "agent")],
+        Column("why", "why", 10, words("hypothesis"), flex=True, drop=3),
+        *[c for c in RUNS if c.key == "age"],
+    ]
+
+
+def _factor(name: str, short: str, values: Sequence[Any], at: int) -> Column:
+    texts = [value_text(v) for v in values]
+    wide = max([len(t) for t in texts] + [min(len(name), 12)])
+    title = safe(name if len(name) <= wide else short, 20)
+
+    def level(row: Row) -> Any:
+        return (row.get("cell") or {}).get(name, (row.get("constants") or {}).get(name))
+
+    def rank(row: Row) -> int | None:
+        text = value_text(level(row))
+        return texts.index(text) if text in texts else None
+
+    return Column(f"factor{at}", title, min(wide, 20), lambda r: (value_text(level(r)), "accent"), "right", order=rank)

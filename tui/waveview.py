@@ -12,7 +12,7 @@ from runner.records import Json
 from runner.research.effects import Analysis
 from runner.research.waves import HeatMap, analyse_wave, heat_map
 
-from .lines import Line, Span, crop, fit, safe
+from .lines import Line, Span, cells, crop, fit, safe, wrap_words
 from .words import age, number, plural, value_text
 
 SHADES = " ░▒▓█"
@@ -80,38 +80,48 @@ def shade(value: float, low: float, high: float) -> str:
     return SHADES[4 - min(4, int((value - low) / (high - low) * 4.999))]
 
 
-def heat_lines(heat: HeatMap | None, pairs: int, width: int) -> list[Line]:
-    """The heat map of two factors; a cell without a result is a dot."""
+def heat_lines(view: WaveView, width: int) -> list[Line]:
+    """The heat map of two factors; a cell without a result says whether it failed, is still to come, or was left out."""
+    heat = view.heat
     if heat is None:
-        return [Line(("no two factors vary: there is no map", "muted"))]
+        return []
     real = [v for row in heat.values for v in row if v is not None]
     names = [fit(value_text(v), CELL, "right") for v in heat.columns]
     wide = min(24, max(len(value_text(v)) for v in heat.rows) + 1)
     room = max(1, (width - wide) // (CELL + 1))
     out = [
-        Line(
-            (crop(safe(heat.row_factor, 40), wide), "accent"),
-            (" " * max(1, wide - len(crop(safe(heat.row_factor, 40), wide))), ""),
-            (safe(heat.column_factor, 40), "accent"),
-        )
+        Line((safe(heat.row_factor, 40), "accent"), (" down, ", "muted"), (safe(heat.column_factor, 40), "accent"), (" across", "muted"))
     ]
     out.append(Line((" " * wide, ""), (" ".join(names[:room]), "muted"), (" …" if len(names) > room else "", "muted")))
     for level, row in zip(heat.rows, heat.values, strict=True):
         line = Line((fit(value_text(level), wide), "muted"))
-        for value in row[:room]:
-            line.extend(_cell(value, real)).add(" ")
+        for column, value in list(zip(heat.columns, row, strict=True))[:room]:
+            line.extend(_empty(view, level, column) if value is None else _cell(value, real)).add(" ")
         out.append(line)
+    pairs = len(factor_pairs(view.wave["factors"]))
     if pairs > 1:
         out.append(Line((f"v: the next of {pairs} pairs", "muted")))
     return out
 
 
-def _cell(value: float | None, real: list[float]) -> list[Span]:
-    if value is None:
-        return [(fit("·", CELL, "right"), "track")]
+def _cell(value: float, real: list[float]) -> list[Span]:
     low, high = min(real), max(real)
     style = "good" if value == low else "muted" if value == high and high > low else ""
     return [(f"{shade(value, low, high)} ", "bar"), (fit(number(value, 4), CELL - 2, "right"), style)]
+
+
+def _empty(view: WaveView, row: Any, column: Any) -> list[Span]:
+    """A cell without a result: how its runs failed, that one is still to come, or a dot where there is none."""
+    heat = view.heat
+    assert heat is not None
+    wanted = {heat.row_factor: value_text(row), heat.column_factor: value_text(column)}
+    runs = [r for r in view.runs if all(value_text((r.get("cell") or {}).get(k)) == v for k, v in wanted.items())]
+    if not runs:
+        return [(fit("·", CELL, "right"), "track")]
+    if any(r.get("phase") != "ended" for r in runs):
+        return [(fit("to come", CELL, "right"), "muted")]
+    failed = [str(r.get("outcome")) for r in runs]
+    return [(fit(max(set(failed), key=failed.count).replace("_", " "), CELL, "right"), "bad")]
 
 
 def effect_lines(analysis: Analysis, width: int) -> list[Line]:
@@ -124,12 +134,8 @@ def effect_lines(analysis: Analysis, width: int) -> list[Line]:
         out.append(
             Line(
                 (safe(factor.factor, 30), "accent"),
-                (
-                    f"  best {value_text(factor.best)}, {number(factor.gain, 4)} ± {number(factor.se, 4)} "
-                    f"better than {value_text(factor.worst)}  ",
-                    "",
-                ),
-                (text, style),
+                (f"  {text}", style),
+                (f"  {value_text(factor.best)} is {number(factor.gain, 4)}{_error(factor.se)} better than {value_text(factor.worst)}", ""),
             )
         )
         out += [_effect(e.level, e.effect, e.se, e.n, reach, bar_wide) for e in analysis.effects if e.factor == factor.factor]
@@ -139,12 +145,16 @@ def effect_lines(analysis: Analysis, width: int) -> list[Line]:
         out += [
             Line(
                 (" × ".join(f"{safe(f, 30)}={value_text(v)}" for f, v in zip(i.factors, i.levels, strict=True)), ""),
-                (f"  {i.effect:+.4f} ± {number(i.se, 4)}", "accent"),
+                (f"  {i.effect:+.4f}{_error(i.se)}", "accent"),
             )
             for i in found[:6]
         ]
-    out += _predictions(analysis)
-    return out + [Line((safe(n, 300), "muted")) for n in analysis.notes]
+    out += _predictions(analysis, width)
+    return out + [Line((row, "muted")) for n in analysis.notes for row in wrap_words(safe(n, 300), width)]
+
+
+def _error(se: float | None) -> str:
+    return "" if se is None else f" ± {number(se, 4)}"
 
 
 def _effect(level: Any, effect: float | None, se: float | None, n: int, reach: float, wide: int) -> Line:
@@ -153,31 +163,31 @@ def _effect(level: Any, effect: float | None, se: float | None, n: int, reach: f
     if effect is None or reach <= 0:
         return line.add("no result", "muted")
     half = wide // 2
-    cells = [" "] * (2 * half + 1)
+    drawn = [" "] * (2 * half + 1)
     at = half + round(effect / reach * half)
     for i in range(min(half, at), max(half, at) + 1):
-        cells[i] = "━"
+        drawn[i] = "━"
     for i in range(
         max(0, half + round((effect - (se or 0)) / reach * half)), min(2 * half, half + round((effect + (se or 0)) / reach * half)) + 1
     ):
-        cells[i] = "─" if cells[i] == " " else cells[i]
-    cells[half] = "│"
-    return line.add("".join(cells), "good" if effect < 0 else "").add(f" {effect:+.4f} ± {number(se, 4)}  n {n}", "muted")
+        drawn[i] = "─" if drawn[i] == " " else drawn[i]
+    drawn[half] = "│"
+    return line.add("".join(drawn), "good" if effect < 0 else "").add(f" {effect:+.4f}{_error(se)}  n {n}", "muted")
 
 
-def _predictions(analysis: Analysis) -> list[Line]:
+def _predictions(analysis: Analysis, width: int) -> list[Line]:
+    """The best cell seen and the best one predicted, its constants in full: they are what one would run next."""
     out = []
     for name, found in (("best seen", analysis.observed_best), ("predicted best", analysis.predicted_best)):
         if found is not None:
+            head = f"{number(found.value, 6)}{_error(found.se)}"
+            mark = "" if found.ran else "  (not run)"
             cell = ", ".join(f"{safe(k, 30)}={value_text(v)}" for k, v in found.cell.items())
-            out.append(
-                Line(
-                    (fit(name, 16), "title"),
-                    (f"{number(found.value, 6)} ± {number(found.se, 4)}  ", ""),
-                    (cell, ""),
-                    ("" if found.ran else "  (not run)", "warn"),
-                )
-            )
+            line = Line((fit(name, 16), "title"), (head, "strong"), (mark, "warn"))
+            if line.width + 2 + cells(cell) <= width:
+                out.append(line.add("  " + cell))
+            else:
+                out += [line, *[Line(("  " + row, "")) for row in wrap_words(cell, width - 2)]]
     if analysis.sd is not None:
         out.append(
             Line(

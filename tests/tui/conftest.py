@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runner.lab import Lab
 from runner.store import Store
+from tests.tui import scenes
 
 
 @pytest.fixture(autouse=True)
@@ -24,3 +27,9 @@ def closed_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for store in opened:
         store.close()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Lab:
+    """The busy night."""
+    return scenes.busy(tmp_path)

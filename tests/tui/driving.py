@@ -9,10 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from textual.pilot import Pilot
+from textual.widgets import Input
 
 from runner.lab import Lab
 from tests.tui.still import Still, clock
 from tui.app import ControlRoom
+from tui.widgets.dialogs import Confirm, Form
 
 DEADLINE_S = 10.0
 
@@ -38,3 +40,24 @@ async def until(holds: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Non
 def screen_text(room: ControlRoom) -> str:
     """What the screen shows, row by row."""
     return "\n".join("".join(segment.text for segment in strip) for strip in room.screen._compositor.render_strips())
+
+
+async def confirmed(room: ControlRoom, pilot: Any) -> None:
+    """Answer the open question with y, once its deaf time is over."""
+    await until(lambda: isinstance(room.screen, Confirm))
+    question = room.screen
+    assert isinstance(question, Confirm)
+    question._opened -= 1.0
+    await pilot.press("y")
+    await until(lambda: not isinstance(room.screen, Confirm))
+
+
+async def filled(room: ControlRoom, pilot: Any, *texts: str) -> None:
+    """Type into the open form and send it."""
+    await until(lambda: isinstance(room.screen, Form))
+    inputs = list(room.screen.query(Input))
+    for box, text in zip(inputs, texts, strict=False):
+        box.value = text
+    inputs[-1].focus()
+    await pilot.pause()
+    await pilot.press("enter")

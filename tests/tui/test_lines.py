@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from tui.lines import Line, bar, changed_columns, crop, fit, safe, spark
+from tui.lines import Line, bar, changed_columns, crop, fit, safe, spark, wrap_words
 
 any_text = st.text(alphabet=st.one_of(st.characters(), st.sampled_from("a ─宽字Ｗ\x1b\x07[]é️")), max_size=40)
 
@@ -68,3 +68,16 @@ def test_bars_and_sparklines_take_any_number() -> None:
         assert len(spark(values, 6)) == 6
     assert spark([0.0, 1.0], 2, 0, 1) == "▁█"
     assert spark([None, 1.0], 2, 0, 1) == " █"
+
+
+@given(any_text, st.integers(1, 30))
+def test_wrapped_words_lose_nothing_and_fit(text: str, width: int) -> None:
+    shown = safe(text)
+    rows = wrap_words(shown, max(2, width))
+    assert all(cell_len(row) <= max(2, width) for row in rows)
+    assert "".join("".join(rows).split()) == "".join(shown.split())
+    assert len(wrap_words(shown, max(2, width), 2)) <= 2
+
+
+def test_words_stay_whole_where_they_fit() -> None:
+    assert wrap_words("TOTAL must be a multiple", 14) == ["TOTAL must be", "a multiple"]

@@ -23,7 +23,7 @@ from ..tables import BOARD, EVENTS, QUEUE, event_rows
 from ..widgets.gpus import GpuWall, choose_mode
 from ..widgets.table import Table
 from ..widgets.view import Lines
-from ..words import number
+from ..words import number, short_gpu
 from .page import PAGE_KEYS, Page
 
 LISTS_HIGH = 14  # rows that queue and leaderboard keep before a curve gets what is spare
@@ -214,8 +214,8 @@ def board_title(board: Mapping[str, Any]) -> tuple[str, str]:
     at = next(
         (i for i, c in enumerate(classes, 1) if (c.get("class"), c.get("budget_s")) == (board.get("class"), board.get("budget_s"))), 1
     )
-    name = f"Leaderboard {safe(gpu_of(str(board.get('class') or 'unknown class')), 30)} {number(board.get('budget_s'))} s"
+    name = f"Leaderboard {short_gpu(gpu_of(str(board.get('class') or 'unknown class')))} {number(board.get('budget_s'))} s"
     if len(classes) > 1:
-        name += f" ({at} of {len(classes)}, c next)"
+        name += f" (c: {at} of {len(classes)})"
     sd = board.get("noise_sd")
     return (name + " ·", f"noise ±{number(sd, 4)}, {board.get('noise_n')} dof" if sd else "noise unknown: N repeats a run")

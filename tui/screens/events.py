@@ -11,7 +11,7 @@ from textual.widget import Widget
 from runner.lab import Lab
 from runner.records import Event
 
-from ..lines import Line, safe
+from ..lines import Line, safe, wrap_words
 from ..snapshot import Snapshot
 from ..tables import EVENTS, event_rows, flag_rows
 from ..widgets.table import Table
@@ -66,7 +66,7 @@ class EventsPage(Page):
     def _tell(self, table: Table) -> None:
         row, width = table.row(), max(20, self.size.width - 2)
         text = safe(row.get("why") or "", 1000) if row else ""
-        self.query_one("#told", Lines).show([Line((text[i : i + width], "")) for i in range(0, min(len(text), 3 * width), width)])
+        self.query_one("#told", Lines).show([Line((t, "")) for t in wrap_words(text, width, 3)])
 
     def on_table_moved(self, event: Table.Moved) -> None:
         """Tell the row in full."""

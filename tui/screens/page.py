@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from textual import events
+from textual import actions, events
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import Screen
@@ -18,12 +18,12 @@ from runner.errors import BadValue
 
 from .. import filters
 from ..deeds import RUN_ACTIONS, Facts, RunDeeds
-from ..lines import Line, safe
+from ..lines import Line, cells, safe
 from ..snapshot import Snapshot
 from ..widgets.bars import alert_lines, alerts, header
 from ..widgets.dialogs import Field, FilterLine, Form
 from ..widgets.table import Table
-from ..widgets.view import Strips
+from ..widgets.view import Strips, View
 
 if TYPE_CHECKING:
     from ..app import ControlRoom
@@ -138,24 +138,61 @@ class Page(RunDeeds, Screen[None]):
     def _hints(self) -> Line:
         """The keys of the focused pane, its page and the app, made anew only when other ones may apply: asking all costs 4 ms."""
         targets = self.targets()
-        key = (self.focused, tuple(targets[:20]), tuple(self.facts_of(i).get("phase") for i in targets[:20]), self.size.width)
+        phases = tuple(self.facts_of(i).get("phase") for i in targets[:20])
+        key = (self.focused, tuple(targets[:20]), phases, self.size.width, len(self.app.screen_stack))
         if self._hinted is None or self._hinted[0] != key:
             self._hinted = (key, self._fresh_hints())
         return self._hinted[1]
 
     def _fresh_hints(self) -> Line:
-        line, seen = Line((" ", "")), set()
-        tail = " ? all keys  : commands"
+        """As many verbs as fit before the way back, the pages and the page of keys, which are always there."""
+        line, seen, tail = Line((" ", "")), set(), self._way_round()
         for active in self.active_bindings.values():
             binding = active.binding
             if not binding.show or not active.enabled or binding.action in seen:
                 continue
             seen.add(binding.action)
             key = self.app.get_key_display(binding)
-            if line.width + len(key) + len(binding.description) + len(tail) + 3 > self.size.width:
+            if line.width + cells(key) + len(binding.description) + tail.width + 3 > self.size.width:
                 break
             line.add(key, "key").add(f" {binding.description}  ", "muted")
-        return line.add("?", "key").add(" all keys  ", "muted").add(":", "key").add(" commands", "muted")
+        return line.extend(tail.spans)
+
+    def _way_round(self) -> Line:
+        """The keys nobody should have to look for."""
+        panes = sum(1 for pane in self.focus_chain if isinstance(pane, View))
+        line = Line()
+        for key, word, narrowest in (
+            ("Esc", "back", 0) if len(self.app.screen_stack) > 1 else ("q", "quit", 0),
+            ("Tab", "pane", 90 if panes > 1 else 10_000),
+            ("1-6", "pages", 0),
+            ("?", "keys", 0),
+            (":", "commands", 76),
+        ):
+            if self.size.width >= narrowest:
+                line.add("  " if line.spans else "").add(key, "key").add(f" {word}", "muted")
+        return line
+
+    def on_key(self, event: events.Key) -> None:
+        """A key of this page that does not apply says why, instead of nothing. Bindings that apply are carried out after this."""
+        for owner in (self, self.room):
+            for binding in owner.BINDINGS:
+                if isinstance(binding, Binding) and event.key in binding.key.split(","):
+                    _, name, parameters = actions.parse(binding.action)
+                    if not owner.check_action(name, parameters):
+                        self.room.say(self._why_not(binding), "warn")
+                    return
+
+    def _why_not(self, binding: Binding) -> str:
+        """Why a key does nothing here."""
+        if self.room.readonly:
+            return f"{binding.description}: this screen was opened read-only. Open it without --readonly to change anything."
+        ids = self.targets()
+        if not ids:
+            return f"{binding.description}: no run is under the cursor here."
+        states = sorted({safe(self.facts_of(i).get("outcome") or self.facts_of(i).get("phase"), 20) for i in ids})
+        named = ids[0] if len(ids) == 1 else f"{len(ids)} runs"
+        return f"{binding.description}: not for {named} ({', '.join(states)})."
 
     def on_descendant_focus(self) -> None:
         """Other keys apply now."""

@@ -16,7 +16,7 @@ from runner.records import Json
 
 from .. import filters
 from ..deeds import RUN_BINDINGS
-from ..lines import Line
+from ..lines import Line, safe, wrap_words
 from ..snapshot import Failed, Snapshot
 from ..tables import RUNS, what
 from ..widgets.table import Table
@@ -120,10 +120,12 @@ class RunsPage(Page):
         self._tell(table)
 
     def _tell(self, table: Table) -> None:
-        row = table.row()
-        self.query_one("#told", Lines).show(
-            [Line((what(row)[0], "")), Line((str(row.get("cause_text") or row.get("verdict_why") or ""), "muted"))] if row else []
-        )
+        """What the run is about in full, and how it ended; two rows and one."""
+        row, width = table.row(), max(20, self.size.width - 2)
+        ending = safe(row.get("cause_text") or row.get("verdict_why") or "", 1000) if row else ""
+        told = wrap_words(what(row)[0], width, 2 if ending else 3) if row else []
+        rest = wrap_words(ending, width, 3 - len(told))
+        self.query_one("#told", Lines).show([*[Line((t, "")) for t in told], *[Line((t, "muted")) for t in rest]])
 
     def filter_changed(self, table: Table, found: filters.Filter | None) -> None:
         """Look through all runs, not only those read."""

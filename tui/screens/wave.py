@@ -12,8 +12,8 @@ from textual.widget import Widget
 from ..deeds import RUN_BINDINGS
 from ..lines import Line
 from ..snapshot import Failed, Snapshot
-from ..tables import RUNS
-from ..waveview import WaveLoader, WaveView, duplicate_lines, effect_lines, factor_pairs, heading, heat_lines
+from ..tables import RUNS, wave_columns
+from ..waveview import WaveLoader, WaveView, duplicate_lines, effect_lines, heading, heat_lines
 from ..widgets.table import Table
 from ..widgets.view import Lines, Strips
 from .page import PAGE_KEYS, Page
@@ -37,6 +37,7 @@ class WavePage(Page):
     WavePage #runs { height: 1fr; }
     WavePage.-stacked #above { layout: vertical; height: 2fr; }
     WavePage.-stacked #heat, WavePage.-stacked #effects { width: 100%; height: 1fr; }
+    WavePage.-flat #heat { display: none; }
     """
 
     def __init__(self, wave_id: str) -> None:
@@ -76,11 +77,15 @@ class WavePage(Page):
         rows = heading(found, self.room.now(), self.size.width)
         what.styles.height = len(rows)
         what.show(rows)
-        heat, effects = self.query_one("#heat", Lines), self.query_one("#effects", Lines)
-        pairs, wide = len(factor_pairs(found.wave["factors"])), max(20, heat.scrollable_content_region.width)
-        heat.show([*heat_lines(found.heat, pairs, wide), Line(), *duplicate_lines(found)])
-        effects.show(effect_lines(found.analysis, max(30, effects.scrollable_content_region.width)))
-        self.query_one("#runs", Table).show([snapshot.live.get(str(r["id"]), r) for r in found.runs])
+        self.set_class(found.heat is None, "-flat")  # without two factors there is no map
+        heat, effects, same = self.query_one("#heat", Lines), self.query_one("#effects", Lines), duplicate_lines(found)
+        wide = max(30, effects.scrollable_content_region.width)
+        heat.show([*heat_lines(found, max(20, heat.scrollable_content_region.width)), Line(), *same])
+        effects.show([*effect_lines(found.analysis, wide), *(same if found.heat is None else [])])
+        table = self.query_one("#runs", Table)
+        if table.take_columns(wave_columns(found.wave["factors"]) if found.wave["factors"] else RUNS):
+            self.remembered_columns()
+        table.show([snapshot.live.get(str(r["id"]), r) for r in found.runs])
 
     def on_table_chosen(self, event: Table.Chosen) -> None:
         """Open the run."""

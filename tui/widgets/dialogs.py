@@ -37,7 +37,7 @@ class Box(Vertical):
     Box .quiet { color: $text-muted; }
     Box .wrong { color: $text-error; }
     Box Input { background: $surface-lighten-1; margin: 0 0 1 0; }
-    Box Lines { height: auto; max-height: 24; border: none; background: $surface; }
+    Box Lines, Box Lines:focus { height: auto; border: none; background: $surface; }
     """
 
     def __init__(self, title: str) -> None:

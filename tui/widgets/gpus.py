@@ -166,18 +166,20 @@ COLUMNS = [
 
 
 def card(gpu: Row, width: int, selected: bool) -> list[Line]:
-    """Six rows of one GPU in exactly `width` cells."""
+    """Six rows of one GPU in exactly `width` cells; the selected one has a heavier frame, for where there are no colours."""
     inner, run = width - 4, gpu.get("run_object") or {}
     edge = "accent" if selected else "track"
     glyph, style = GPU_GLYPHS.get(str(gpu.get("state")), ("·", ""))
     right = f" {safe(gpu['run'], 12)} " if gpu.get("run") else f" {stage_text(gpu)[0]} "
     name = crop(f" {label(gpu)} {short_gpu(gpu.get('name'))} ", max(4, inner - len(right) - 3))
-    top = Line(("╭─", edge), (glyph, style), (name, "strong"))
-    top.add("─" * max(0, width - top.width - len(right) - 2), edge).add(right, "title" if gpu.get("run") else style).add("─╮", edge)
+    left, flat, right_end, side, foot = ("┏", "━", "┓", "┃", "┗{}┛") if selected else ("╭", "─", "╮", "│", "╰{}╯")
+    top = Line((left + flat, edge), (glyph, style), (name, "strong"))
+    top.add(flat * max(0, width - top.width - len(right) - 2), edge).add(right, "title" if gpu.get("run") else style)
+    top.add(flat + right_end, edge)
     rows = [*(_cpu_rows(gpu, run, inner) if gpu.get("index") is None else _gpu_rows(gpu, inner)), _progress(gpu, run, inner)]
     out = [top.fitted(width)]
-    out += [Line(("│ ", edge)).extend(r.fitted(inner).spans).add(" │", edge).measured(width) for r in rows]
-    return [*out, Line(("╰" + "─" * (width - 2) + "╯", edge))]
+    out += [Line((side + " ", edge)).extend(r.fitted(inner).spans).add(" " + side, edge).measured(width) for r in rows]
+    return [*out, Line((foot.format(flat * (width - 2)), edge))]
 
 
 def _gpu_rows(gpu: Row, inner: int) -> list[Line]:

@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
 
-from ..lines import Line, Span, fit
+from ..lines import Line, Span, cells, fit
 from .view import View, message_line
 
 Row = Mapping[str, Any]
@@ -22,7 +22,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: `cell` gives its span, `order` its sort value; those with the highest `drop` leave first when the room is short."""
+    """One column: `cell` gives its span, `order` its sort value; those with the highest `drop` leave first when the room is short.
+
+    `short` gives a shorter text, for a row whose text is wider than the column.
+    """
 
     key: str
     title: str
@@ -32,6 +35,14 @@ class Column:
     order: Callable[[Row], Any] | None = None
     drop: int = 0
     flex: bool = False
+    short: Callable[[Row], Span] | None = None
+
+    def fitting(self, row: Row, width: int) -> Span:
+        """The cell in exactly `width` cells."""
+        text, style = self.cell(row)
+        if self.short is not None and cells(text) > width:
+            text, style = self.short(row)
+        return (fit(text, width, self.align), style)
 
 
 def fit_columns(columns: Iterable[Column], width: int) -> list[tuple[Column, int]]:
@@ -122,6 +133,15 @@ class Table(View):
         self.all_rows = list(rows)
         self._arrange()
 
+    def take_columns(self, columns: Iterable[Column]) -> bool:
+        """Show other columns from now on; whether they are others than before."""
+        wanted = list(columns)
+        if [(c.key, c.title) for c in wanted] == [(c.key, c.title) for c in self.columns]:
+            return False
+        self.columns = wanted
+        self._layout = (-1, [])
+        return True
+
     def refine(self, keep: Callable[[Row], bool] | None, note: str = "") -> None:
         """Show only rows that `keep` accepts; `note` stands in the title."""
         self.keep, self.note = keep, note
@@ -145,12 +165,6 @@ class Table(View):
     def _say(self, shown: str) -> None:
         mark = f" · {len(self.marks)} marked" if self.marks else ""
         self.caption(f"{self.name_shown} {shown}{mark}" + (f" · /{self.note}" if self.note else ""), self.note_right)
-
-    def caption(self, title: str, right: str = "") -> None:
-        """Set the title only when it differs: a title repaints the border."""
-        if getattr(self, "_caption", None) != (title, right):
-            self._caption = (title, right)
-            super().caption(title, right)
 
     def _follow(self) -> None:
         if self.cursor_key is not None:
@@ -183,16 +197,16 @@ class Table(View):
         marked = str(row[self.key_name]) in self.marks
         line = Line(style="cursor" if index == self.cursor else "")
         line.add("●" if marked else " ", "mark")
-        for i, (column, cells) in enumerate(self._layout[1]):
-            text, style = column.cell(row)
-            line.add((" " if i else "") + fit(text, cells, column.align), style)
-        return line.measured(sum(cells + 1 for _, cells in self._layout[1]))
+        for i, (column, wide) in enumerate(self._layout[1]):
+            text, style = column.fitting(row, wide)
+            line.add((" " if i else "") + text, style)
+        return line.measured(sum(wide + 1 for _, wide in self._layout[1]))
 
     def _header(self) -> Line:
         line = Line((" ", "muted"))
-        for i, (column, cells) in enumerate(self._layout[1]):
+        for i, (column, wide) in enumerate(self._layout[1]):
             arrow = ("▾" if self.backward else "▴") if column.key == self.sort_key else ""
-            line.add(" " if i else "").add(fit(column.title + arrow, cells, column.align), "head")
+            line.add(" " if i else "").add(fit(column.title + arrow, wide, column.align), "head")
         return line
 
     # keys and mouse
@@ -281,13 +295,13 @@ class Table(View):
 
     def _sort_at(self, x: int) -> None:
         left = 1
-        for column, cells in self._layout[1]:
-            if left <= x < left + cells and column.order is not None:
+        for column, wide in self._layout[1]:
+            if left <= x < left + wide and column.order is not None:
                 self.backward = not self.backward if self.sort_key == column.key else False
                 self.sort_key = column.key
                 self._arrange()
                 return
-            left += cells + 1
+            left += wide + 1
 
     def selected(self) -> list[str]:
         """The marked rows, or else the one under the cursor."""

@@ -17,7 +17,8 @@ from textual.geometry import Region, Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ..lines import STYLES, Line, changed_columns, crop
+from ..lines import STYLES, Line, cells, changed_columns, crop
+from ..plain import ascii_only
 
 
 class View(ScrollView, can_focus=True):
@@ -28,7 +29,6 @@ class View(ScrollView, can_focus=True):
     View {
         background: $background; color: $foreground; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; overflow-x: hidden;
         border-top: solid $surface-lighten-2; border-title-color: $text-muted; border-title-style: none;
-        border-subtitle-color: $text-muted; border-subtitle-align: right;
         scrollbar-color: $surface-lighten-3; scrollbar-background: $background; scrollbar-background-hover: $background;
         &:focus { border-top: solid $accent; border-title-color: $accent; border-title-style: bold; }
         & > .view--good { color: $text-success; }
@@ -64,7 +64,9 @@ class View(ScrollView, can_focus=True):
         super().__init__(id=id, classes=classes)
         self._drawn: dict[int, Line] = {}
         self._styles_by_word: dict[str, Style] = {}
-        self.caption(title)
+        self._named: tuple[str, str] = (title, "")
+        self._ascii = False
+        self._entitled: tuple[str, str, int, bool] | None = None
 
     # what subclasses give
 
@@ -85,9 +87,27 @@ class View(ScrollView, can_focus=True):
         return max(0, self.scrollable_content_region.height - self.fixed)
 
     def caption(self, title: str, right: str = "") -> None:
-        """Name the pane; the text is never markup."""
-        self.border_title = Content(title) if title else None
-        self.border_subtitle = Content(right) if right else None
+        """Name the pane, with a note at the right end of the line where there is room; the texts are never markup."""
+        self._named = (title, right)
+        self._entitle()
+
+    def _entitle(self) -> None:
+        """Set the title only when it differs: a title repaints the border. A subtitle of Textual would want a bottom border."""
+        title, right = self._named
+        wanted = (title, right, self.size.width, self.has_focus)
+        if wanted == self._entitled:
+            return
+        self._entitled = wanted
+        spare = self.size.width - 2 - cells(title) - cells(right)
+        if title and right and spare >= 2:
+            line = "$accent" if self.has_focus else "$surface-lighten-2"
+            self.border_title = Content.assemble(self._drawable(title), (self._drawable("─") * spare, line), self._drawable(right))
+        else:
+            self.border_title = Content(self._drawable(title)) if title else None
+
+    def _drawable(self, text: str) -> str:
+        """The text in the characters that the terminal has."""
+        return ascii_only(text) if self._ascii else text
 
     def _row_of(self, y: int) -> Line:
         width = self.scrollable_content_region.width
@@ -103,7 +123,7 @@ class View(ScrollView, can_focus=True):
         base = self._base()
         if line.style:
             base += self._style(line.style)
-        segments = [Segment(text, base + self._style(style) if style else base) for text, style in line.spans]
+        segments = [Segment(self._drawable(text), base + self._style(style) if style else base) for text, style in line.spans]
         return Strip(segments, line.width).extend_cell_length(self.size.width, base)
 
     def _base(self) -> Style:
@@ -125,6 +145,8 @@ class View(ScrollView, can_focus=True):
         styles, base = self.get_component_styles(f"view--{word}"), self.background_colors[1]
         rich = styles.partial_rich_style
         if word == "cursor":
+            if self.app.native_ansi_color:  # without colours of our own, and with none at all, the row must still be seen
+                return Style(reverse=self.has_focus, underline=not self.has_focus, bold=rich.bold)
             return Style(bgcolor=rich.bgcolor, bold=rich.bold)
         ansi = styles.color.ansi is not None
         color = rich.color if ansi or not styles.has_rule("color") else base.blend(styles.color, styles.color.a).rich_color
@@ -156,6 +178,20 @@ class View(ScrollView, can_focus=True):
         """Draw all again: every row is cut to the width."""
         self._drawn.clear()
         self.virtual_size = Size(self.scrollable_content_region.width, self.count + self.fixed)
+        self._entitle()
+
+    def on_mount(self) -> None:
+        """Show the name, in the characters the terminal has."""
+        self._ascii = bool(getattr(self.app, "ascii", False))
+        self._entitle()
+
+    def on_focus(self) -> None:
+        """The line of the title takes the colour of the focus."""
+        self._entitle()
+
+    def on_blur(self) -> None:
+        """And loses it."""
+        self._entitle()
 
 
 class Lines(View):

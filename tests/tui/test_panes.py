@@ -1,0 +1,71 @@
+"""What every pane shares: its name and the note at the end of that line, the cursor without colours, ASCII for poor fonts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from runner.lab import Lab
+from tests.tui.driving import opened, screen_text, until
+from tui.lines import safe
+from tui.plain import SIGNS, ascii_only
+from tui.screens.run import RunPage
+from tui.widgets.gpus import GpuWall
+from tui.widgets.table import Table
+
+
+async def test_the_note_of_a_pane_is_seen(lab: Lab) -> None:
+    async with opened(lab, size=(160, 50)) as (room, pilot):
+        assert "noise ±0.0009, 2 dof" in screen_text(room)
+        room.screen.query_one("#board").focus()
+        await pilot.pause()
+        assert "noise ±0.0009, 2 dof" in screen_text(room), "the focus draws the line anew"
+        await pilot.press("2")
+        await until(lambda: "runs" in room.snapshot.views)
+        await pilot.pause()
+        assert "of 37 runs" in screen_text(room)
+        await pilot.resize_terminal(60, 20)
+        await pilot.pause()
+        assert "Runs 37" in screen_text(room)
+        room.open_run("r0005")
+        await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+        await pilot.resize_terminal(160, 50)
+        await pilot.press("slash", *"step 0095", "enter")
+        await until(lambda: "matches, n b" in screen_text(room))
+
+
+@pytest.mark.parametrize("where", ["#gpus", "#board"])
+async def test_the_cursor_is_seen_without_colours(lab: Lab, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with opened(lab, size=(100, 30)) as (room, pilot):
+        room.screen.query_one(where).focus()
+        await pilot.press("j")
+        await pilot.pause()
+        table = room.screen.query_one(where, Table)
+        drawn = [table.render_line(y) for y in range(1, 4)]
+        reversed_rows = [y for y, strip in enumerate(drawn) if all(s.style is not None and s.style.reverse for s in strip)]
+        assert reversed_rows == [1]
+
+
+async def test_the_selected_card_is_told_by_its_frame(lab: Lab) -> None:
+    async with opened(lab, size=(160, 50)) as (room, pilot):
+        await pilot.press("right")
+        wall = room.screen.query_one(GpuWall)
+        assert wall.mode == "cards"
+        assert screen_text(room).count("┏") == 1
+        room.screen.query_one("#board").focus()
+        await pilot.pause()
+        assert "┏" not in screen_text(room), "no card is meant while another pane has the keys"
+
+
+@given(st.text(alphabet=st.one_of(st.characters(), st.sampled_from("─│█⣿⡇宽字±·✓")), max_size=40))
+def test_ascii_keeps_every_cell_in_its_place(text: str) -> None:
+    shown = safe(text)
+    assert ascii_only(shown).isascii() and len(ascii_only(shown)) == cell_len(shown)
+
+
+def test_the_glyphs_of_the_screen_have_a_likeness() -> None:
+    assert all(len(to) == 1 and to.isascii() and cell_len(sign) == 1 for sign, to in SIGNS.items())
+    assert ascii_only("⣀⠉⡇") == ".':"

@@ -1,0 +1,38 @@
+"""The cells of tables: what tells rows apart survives a narrow column, and what a verb noted reads as words."""
+
+from __future__ import annotations
+
+from runner.records import Event
+from tui.tables import QUEUE, event_rows, short_names, wave_columns
+from tui.widgets.table import Column
+
+CELL = {"TOTAL_BATCH_SIZE": 2**17, "MATRIX_LR": 0.03, "DEPTH": 6}
+
+
+def column(columns: list[Column], key: str) -> Column:
+    return next(c for c in columns if c.key == key)
+
+
+def test_a_narrow_column_shortens_names_before_values() -> None:
+    row = {"cell": CELL, "hypothesis": "smaller batches"}
+    assert column(QUEUE, "what").fitting(row, 80)[0].startswith("TOTAL_BATCH_SIZE=2**17, MATRIX_LR=0.03, DEPTH=6 · smaller")
+    assert column(QUEUE, "what").fitting(row, 34)[0].startswith("TBS=2**17, ML=0.03, DEPTH=6")
+
+
+def test_short_names_stay_apart() -> None:
+    assert short_names(["MATRIX_LR", "MUON_LR", "DEPTH"]) == {"MATRIX_LR": "MaLR".upper(), "MUON_LR": "MULR", "DEPTH": "DEPTH"}
+    assert len(set(short_names(["A_B", "A_C", "AA_BB", "_X_"]).values())) == 4
+
+
+def test_the_factors_of_a_wave_are_columns_that_sort_by_level() -> None:
+    columns = wave_columns({"TOTAL_BATCH_SIZE": [2**19, 2**17], "MODE": ["b", "a"]})
+    batch = column(columns, "factor0")
+    assert batch.fitting({"cell": CELL}, batch.width)[0].strip() == "2**17"
+    assert batch.order is not None and batch.order({"cell": CELL}) == 1
+    assert batch.order({"cell": {}}) is None
+
+
+def test_a_detail_is_read_as_words() -> None:
+    runs = [f"r{i:04d}" for i in range(22, 46)]
+    event = Event(1, 0.0, "cli", "submit_wave", "w3", None, {"runs": runs, "seeds": [1, 2]})
+    assert event_rows([event], 1.0)[0]["why"] == "runs r0022 … r0045 (24), seeds 1, 2"
