@@ -245,6 +245,9 @@ def _event(event: dict[str, Any], out: EventsDelta) -> None:
     kind = event.get("event")
     if kind == "start":
         out.facts.update(_start_facts(event))
+    elif kind == "attributes":      # what the start announced turned out otherwise: the compiler failed, say
+        attributes = _plain_object(event.get("attributes"))
+        out.facts.update({"attributes": attributes} if attributes else {})
     elif kind == "stage" and event.get("stage") in ("compiling", "training", "evaluating"):
         out.stage = str(event["stage"])
     elif kind == "step":

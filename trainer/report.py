@@ -6,13 +6,17 @@ every tool that reads upstream's logs reads these. `BudgetClock` decides what co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from typing import IO, Any, NoReturn
 
 EVENTS_FILE = "events.jsonl"
+WAITING_LINE_S = 5.0
 STEP_EVENTS_PER_S = 10  # a CPU run of tiny steps would otherwise write more events than numbers anyone looks at
 UNCOUNTED_STEPS = {"cpu": 1, "cuda": 10}  # warm-up (compilation, caches, clocks) that the budget does not pay for
 MAX_LOSS = 100.0  # nats; ln(vocabulary) is about 9, so above this the run has diverged
@@ -104,6 +108,27 @@ class Report:
     def stage(self, stage: str) -> None:
         self._end_progress()
         self.event("stage", stage=stage)
+
+    @contextlib.contextmanager
+    def waiting(self, what: str, on: bool = True) -> Iterator[None]:
+        """Print a line every few seconds until the block ends: a cold compilation idles the GPU for half a minute and is no hang."""
+        if not on:
+            yield
+            return
+        done, started = threading.Event(), time.monotonic()
+
+        def tell() -> None:
+            while not done.wait(WAITING_LINE_S):
+                print(f"{what}: {time.monotonic() - started:.0f} s so far", flush=True)
+
+        thread = threading.Thread(target=tell, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+        print(f"{what}: done in {time.monotonic() - started:.1f} s", flush=True)
 
     def note(self, text: str) -> None:
         self._end_progress()

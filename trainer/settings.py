@@ -1,4 +1,4 @@
-"""From the constants of train.py to what a run really does: presets of the device and preflight's choices filled in, everything checked.
+"""From the constants of train.py to what a run really does: presets of the device and preflight's choices filled in, checked, announced.
 
 Fixed: an experiment does not edit it. What does not fit together is one sentence that names the constant and a value that would fit.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from device import preflight_choices
+from device import facts, preflight_choices
+from prepare import EVALUATOR, TIME_BUDGET, Dataset
 
 CHOICES = {
     "OPTIMIZER": ("muon", "adamw"),
@@ -91,3 +92,23 @@ def _device_rows(rows_a_step: int, total: int, seq_len: int, chosen: Mapping[str
         steps = f"TOTAL_BATCH_SIZE {total} is {rows_a_step} rows of {seq_len}"
         raise BadSetting(f"{steps}, which DEVICE_BATCH_SIZE {asked} does not divide; take {rows}, or None")
     return rows
+
+
+NOT_SETTINGS = frozenset({"EVALUATOR", "TIME_BUDGET", "UNCOUNTED_STEPS", "POLAR_EXPRESS"})
+
+
+def announcement(constants: Mapping[str, Any], plan: Plan, model: Any, data: Dataset) -> dict[str, Any]:
+    """What the `start` event says about a run: its constants, attributes, device, model, data and budget."""
+    named = {name: value for name, value in constants.items() if name.isupper() and name not in NOT_SETTINGS}
+    attributes = {
+        "device": plan.device.type, "attention": plan.attention, "compile": plan.compile, "loss": plan.loss,
+        "optimizer": constants["OPTIMIZER"], "device_batch": plan.device_rows, "total_batch": plan.total_batch, "seq_len": plan.seq_len,
+        "defaults": plan.defaults, "threads": torch.get_num_threads() if plan.device.type == "cpu" else None,
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }  # fmt: skip
+    return {
+        "v": 1, "constants": {name: value for name, value in named.items() if isinstance(value, (int, float, str, tuple, type(None)))},
+        "attributes": attributes, **facts(plan.device), "flops_per_token": model.flops_per_token(),
+        "num_params": sum(p.numel() for p in model.parameters()), "model_config": asdict(model.config), "data": data.data_id,
+        "evaluator": EVALUATOR, "vocab_size": data.vocab_size, "budget_s": TIME_BUDGET, "seed": constants["SEED"],
+    }  # fmt: skip

@@ -14,20 +14,20 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass, replace
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # must be set before torch starts
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from corpora import DataError
-from device import LossReader, NoBfloat16, choose_device, empty_cache, facts, held_by_others_gib, peak_memory_mib
+from device import LossReader, choose_device, facts, held_by_others_gib, peak_memory_mib
+from ending import compiler_fault, one_sentence, out_of_memory
 from feed import batches
 from peaks import peak_flops
 from prepare import EVALUATOR, TIME_BUDGET, Dataset, evaluate_bpb, load_dataset
 from report import UNCOUNTED_STEPS, BudgetClock, Report
-from settings import BadSetting, Plan, make_plan
+from settings import BadSetting, Plan, announcement, make_plan
 from state import CHECKPOINT_FILE, STATE_FILE, load, save
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -367,6 +367,10 @@ class Losses:
         self.trunk = torch.compile(model.trunk, dynamic=False) if compiled else model.trunk
         self.token_nats = torch.compile(model.token_nats, dynamic=False) if compiled else model.token_nats
 
+    def eager(self) -> None:
+        """Go on without compilation."""
+        self.trunk, self.token_nats = self.model.trunk, self.model.token_nats
+
     def mean(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean loss of a batch in nats, with gradients."""
         if not self.fused:
@@ -413,11 +417,10 @@ class Training:
         self._resume()
         if self.plan.compile != "none":
             self.report.stage("compiling")
-            print("Compiling: up to a minute without a step the first time on a machine, a few seconds later on", flush=True)
         else:
             self.report.stage("training")
-        self.feed = batches(self.rows, self.plan.device_rows, self.plan.device, SEED, skip=self.clock.steps * self.plan.micro_steps)
-        self.clock.restart()
+        self._start_feed()
+        self._first_launch()
         while not self.clock.done:
             self._launch_step()
             if self.reader.ready:
@@ -426,6 +429,29 @@ class Training:
                 self._save()
         while self.queued:
             self._report_step()
+
+    def _first_launch(self) -> None:
+        """The launch that compiles; where the compiler fails, the run starts anew without it, and says so."""
+        compiled = self.plan.compile != "none"
+        before = {name: value.cpu() for name, value in self.model.state_dict().items()} if compiled else {}
+        try:
+            with self.report.waiting("compiling", compiled):
+                self._launch_step()
+        except Exception as error:
+            reason = compiler_fault(error)
+            if reason is None or not compiled:
+                raise
+            without_compiler(reason, self.plan, self.model, self.losses, self.data, self.report)
+            self.optimizer = MuonAdamW(self.model, compiled=False)
+            self.model.load_state_dict(before)
+            self.model.zero_grad(set_to_none=True)
+            self._resume()
+            self._start_feed()
+            self._launch_step()
+
+    def _start_feed(self) -> None:
+        self.feed = batches(self.rows, self.plan.device_rows, self.plan.device, SEED, skip=self.clock.steps * self.plan.micro_steps)
+        self.clock.restart()
 
     def _launch_step(self) -> None:
         progress = self.clock.share
@@ -480,40 +506,18 @@ class Training:
         self.report.note(f"going on from step {self.clock.steps}, {self.saved_at:.0f} s into the budget")
 
 
-def describe(plan: Plan, model: GPT, data: Dataset) -> dict[str, Any]:
-    """What the `start` event says about this run."""
-    ours = [name for name in globals() if name.isupper() and name not in ("EVALUATOR", "TIME_BUDGET", "UNCOUNTED_STEPS", "POLAR_EXPRESS")]
-    attributes = {
-        "device": plan.device.type, "attention": plan.attention, "compile": plan.compile, "loss": plan.loss, "optimizer": OPTIMIZER,
-        "device_batch": plan.device_rows, "total_batch": plan.total_batch, "seq_len": plan.seq_len,
-        "defaults": plan.defaults,
-        "threads": torch.get_num_threads() if plan.device.type == "cpu" else None, "dtype": str(model.dtype).removeprefix("torch."),
-    }
-    return {
-        "v": 1, "constants": {name: value for name in ours if isinstance(value := globals()[name], (int, float, str, tuple, type(None)))},
-        "attributes": attributes, **facts(plan.device), "flops_per_token": model.flops_per_token(),
-        "num_params": sum(p.numel() for p in model.parameters()), "model_config": asdict(model.config), "data": data.data_id,
-        "evaluator": EVALUATOR, "vocab_size": data.vocab_size, "budget_s": TIME_BUDGET, "seed": SEED,
-    }
+def without_compiler(reason: str, plan: Plan, model: GPT, losses: Losses, data: Dataset, report: Report) -> None:
+    """Take the compiled model out of use, loudly: in the log, as a note and as an attribute."""
+    losses.eager()
+    report.note(f"torch.compile failed ({reason}); this run goes on without it, slower")
+    attributes = announcement(globals(), replace(plan, compile="none"), model, data)["attributes"]
+    report.event("attributes", attributes={**attributes, "compile_failed": reason})
 
 
-def out_of_memory(plan: Plan, model: GPT, foreign_gib: float, report: Report) -> NoReturn:
-    """Say what would have fitted: tried, not guessed, and without compilation, which needs a little more memory."""
-    model.zero_grad(set_to_none=True)
-    losses, rows = Losses(model, replace(plan, compile="none")), plan.device_rows // 2
-    while rows:
-        empty_cache()
-        try:
-            tokens = torch.zeros((rows, plan.seq_len), dtype=torch.long, device=plan.device)
-            losses.mean(tokens, tokens).backward()
-            break
-        except torch.OutOfMemoryError:
-            rows //= 2
-    tried = f"{plan.device_rows} rows of {plan.seq_len} tokens at once do not fit in memory"
-    advice = f"DEVICE_BATCH_SIZE = {rows} fits" if rows else "not even one row does: make the model smaller"
-    if foreign_gib >= 1:
-        report.fail("oom_external", f"{tried}: other processes held {foreign_gib:.1f} GiB of it at the start; free them, or {advice}")
-    report.fail("oom", f"{tried}; {advice}")
+def one_pass(model: GPT, plan: Plan, rows: int) -> None:
+    """Forward and backward of so many rows, without compilation, which needs a little more memory."""
+    tokens = torch.zeros((rows, plan.seq_len), dtype=torch.long, device=plan.device)
+    Losses(model, replace(plan, compile="none")).mean(tokens, tokens).backward()
 
 
 def run(report: Report) -> None:
@@ -528,7 +532,7 @@ def run(report: Report) -> None:
     with device:
         model = GPT(config, plan.attention, torch.bfloat16 if device.type == "cuda" else torch.float32)
         model.init_weights()
-    start = describe(plan, model, data)
+    start = announcement(globals(), plan, model, data)
     report.event("start", **start)
     print(f"Data: {data.data_id}, evaluator {EVALUATOR}")
     print(f"Model config: {asdict(model.config)}")
@@ -541,11 +545,19 @@ def run(report: Report) -> None:
     try:
         training.run()
     except torch.OutOfMemoryError:
-        out_of_memory(plan, model, foreign_gib, report)
+        model.zero_grad(set_to_none=True)
+        out_of_memory(plan, foreign_gib, lambda rows: one_pass(model, plan, rows), report)
     clock = training.clock
     report.stage("evaluating")
     eval_started = time.perf_counter()
-    val_bpb = evaluate_bpb(losses.per_token, data, max(1, plan.device_rows * plan.seq_len // data.seq_len), device)
+    eval_rows = max(1, plan.device_rows * plan.seq_len // data.seq_len)
+    try:
+        val_bpb = evaluate_bpb(losses.per_token, data, eval_rows, device)
+    except Exception as error:
+        if plan.compile == "none" or (reason := compiler_fault(error)) is None:
+            raise
+        without_compiler(reason, plan, model, losses, data, report)
+        val_bpb = evaluate_bpb(losses.per_token, data, eval_rows, device)
     eval_seconds = time.perf_counter() - eval_started
     saved = {"format": 1, "config": asdict(model.config), "model": model.state_dict(), "data": data.data_id, "evaluator": EVALUATOR}
     save(saved, CHECKPOINT_FILE, report, "this run cannot be verified")
@@ -569,22 +581,8 @@ def run(report: Report) -> None:
 
 
 def main() -> None:
-    with contextlib.closing(Report()) as report:
-        try:
-            run(report)
-        except DataError as error:
-            report.fail("no_data", str(error))
-        except NoBfloat16 as error:
-            report.fail("no_bf16", str(error))
-        except BadSetting as error:
-            report.fail("bad_batch", str(error))
-        except torch.OutOfMemoryError as error:
-            report.fail("oom", f"out of GPU memory outside the training steps: {str(error).splitlines()[0]}")
-        except RuntimeError as error:
-            if not type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
-                raise
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            report.fail("compile", f'torch.compile failed ({reason[:200]}); COMPILE = "none" runs without it, slower')
+    with contextlib.closing(Report()) as report, one_sentence(report):
+        run(report)
 
 
 if __name__ == "__main__":

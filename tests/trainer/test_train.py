@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="needs the `trainer` extra (torch)")
-from .conftest import Folder, wait_for
+from .conftest import TRAINER, Folder, wait_for
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 SMALL = {"DEPTH": "1", "ASPECT_RATIO": "32", "HEAD_DIM": "16", "SEQ_LEN": "32", "TOTAL_BATCH_SIZE": "512"}
@@ -159,8 +162,63 @@ def test_out_of_memory_names_the_largest_batch_that_fits(folder: Folder, limit: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_compiler_that_fails_is_one_sentence(folder: Folder) -> None:
-    folder.constants(**{**SMALL, "COMPILE": '"model"'})
-    broken = folder.run("-W", "ignore", "train.py", timeout_s=280, CXX="/bin/false", TORCHINDUCTOR_CACHE_DIR=str(folder.path / "cache"))
-    assert broken.returncode == 1 and 'COMPILE = "none" runs without it' in broken.stderr, broken.stderr
-    assert folder.events()[-1]["cause"] == "compile" and "Traceback" not in broken.stderr
+@pytest.mark.parametrize("mode", ["both", "optimizer"])
+def test_a_compiler_that_fails_costs_speed_and_is_said(folder: Folder, mode: str) -> None:
+    folder.constants(**{**SMALL, "COMPILE": f'"{mode}"'})
+    done = folder.run("-W", "ignore", "train.py", timeout_s=280, CXX="/bin/false", TORCHINDUCTOR_CACHE_DIR=str(folder.path / "cache"))
+    assert done.returncode == 0, done.stderr
+    notes = [event["text"] for event in folder.events("note") if "torch.compile failed" in event["text"]]
+    assert len(notes) == 1 and "goes on without it" in notes[0] and notes[0] in done.stdout
+    (attributes,) = folder.events("attributes")
+    assert attributes["attributes"]["compile"] == "none" and attributes["attributes"]["compile_failed"]
+    assert folder.events("start")[0]["attributes"]["compile"] == mode
+    assert folder.events("step")[0]["step"] == 0 and folder.events()[-1]["event"] == "summary"
+
+
+def test_an_error_of_the_script_under_the_compiler_stays_an_error(folder: Folder) -> None:
+    folder.constants(**SMALL)
+    text = (folder.path / "train.py").read_text()
+    forward = '        """Cross-entropy of every token in nats, [B, T]."""\n'
+    (folder.path / "train.py").write_text(text.replace(forward, forward + "        raise ValueError('my own mistake')\n"))
+    broken = folder.run("train.py")
+    assert broken.returncode == 1 and "my own mistake" in broken.stderr and not folder.events("attributes")
+
+
+def test_what_is_the_compilers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TRAINER))
+    import ending
+    import torch
+    from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+
+    try:
+        failed = BackendCompilerFailed(lambda: None, RuntimeError("no compiler here"), None)
+        assert ending.compiler_fault(failed) and ending.compiler_fault(Unsupported("graph break"))
+        assert ending.compiler_fault(ValueError("mine")) is None and ending.compiler_fault(torch.OutOfMemoryError("2 GiB")) is None
+        failed.__cause__ = torch.OutOfMemoryError("while tuning")
+        wrapped = RuntimeError("outer")
+        wrapped.__cause__ = failed
+        assert ending.compiler_fault(wrapped)
+    finally:
+        for name in ("ending", "corpora", "device", "report", "settings", "prepare"):
+            sys.modules.pop(name, None)
+
+
+def test_a_long_wait_prints_lines(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TRAINER))
+    import report
+
+    try:
+        monkeypatch.setattr(report, "WAITING_LINE_S", 0.01)
+        told = report.Report(str(tmp_path / "events.jsonl"))
+        printed = ""
+        with told.waiting("compiling"):
+            until = time.monotonic() + 20
+            while "so far" not in printed and time.monotonic() < until:
+                printed += capsys.readouterr().out
+        assert "compiling: 0 s so far" in printed and "compiling: done in" in capsys.readouterr().out
+        with told.waiting("compiling", False):
+            pass
+        assert capsys.readouterr().out == ""
+        told.close()
+    finally:
+        sys.modules.pop("report", None)
