@@ -79,15 +79,20 @@ def frame_of(series: Sequence[Series], *, log: bool = False, clip: bool = True) 
     return Frame(x0, x1 if x1 > x0 else x0 + 1.0, low, high, log)
 
 
-def tick(value: float, reach: float) -> str:
-    """An axis label with as many digits as the range needs."""
-    if value == 0:
-        return "0"
-    size = abs(value)
-    if size >= 1e5 or size < 1e-4:
-        return f"{value:.1e}"
-    digits = max(0, min(6, 2 - math.floor(math.log10(reach)))) if reach > 0 else 2
-    return f"{value:.{digits}f}"
+def ticks(values: Sequence[float]) -> list[str]:
+    """Axis labels in one form for all of them, with as many digits as it takes for neighbours to differ."""
+    size, reach = max(abs(v) for v in values), max(values) - min(values)
+    if size == 0:
+        return ["0" for _ in values]
+    scale, unit = next(((s, u) for s, u in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if size >= (s if s > 1e3 else 2e4)), (1.0, ""))
+    plain = 1e-3 <= size < 1e13
+    wanted = max(0, min(6, 2 - math.floor(math.log10(reach / scale)))) if reach > 0 else 2
+    texts: list[str] = []
+    for digits in range(wanted if plain else 1, 13):
+        texts = ["0" if v == 0 else f"{v / scale:.{digits}f}{unit}" if plain else f"{v:.{digits}e}" for v in values]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
 
 
 def _columns(points: list[tuple[float, float]], frame: Frame, width: int) -> list[tuple[int, list[float]]]:
@@ -148,9 +153,11 @@ def draw(
         return [Line(("no points yet" if frame is None else "too small for a chart", "muted"))]
     if x_span is not None:
         frame = Frame(x_span[0], x_span[1], frame.y0, frame.y1, log)
-    rows, reach = height - 2, frame.y1 - frame.y0
-    labels = {r: tick(frame.y_at(1 - r / max(1, rows - 1)), reach) for r in range(0, rows, max(1, min(4, rows // 3 or 1)))}
-    labels[rows - 1] = tick(frame.y0, reach)
+    rows = height - 2
+    places = sorted({*range(0, rows, max(1, min(4, rows // 3 or 1))), rows - 1})
+    if len(places) > 2 and places[-1] - places[-2] < 2:
+        del places[-2]  # two labels one above the other say one thing twice
+    labels = dict(zip(places, ticks([frame.y_at(1 - r / max(1, rows - 1)) for r in places]), strict=True))
     margin = max(margin, *(len(t) for t in labels.values()))
     wide = width - margin - 2
     cells: dict[tuple[int, int], tuple[int, str]] = {}
@@ -168,17 +175,26 @@ def draw(
             line.add(" " * blank).add(chr(0x2800 + cell[0]), cell[1])
             blank = 0
         out.append(line)
-    return [*out, _x_axis(frame, margin, wide, x_name), _legend(series, margin)]
+    return [*out, _x_axis(frame, margin, wide), _legend(series, margin, width, x_name)]
 
 
-def _x_axis(frame: Frame, margin: int, wide: int, name: str) -> Line:
-    left, right = tick(frame.x0, frame.x1 - frame.x0), tick(frame.x1, frame.x1 - frame.x0)
-    middle = fit(name, max(0, wide - len(left) - len(right)), "centre")
-    return Line((" " * margin + "└", "track"), (left + middle + right, "muted"))
+def _x_axis(frame: Frame, margin: int, wide: int) -> Line:
+    """The range in equal parts, each label under its place."""
+    parts = 4 if wide >= 50 else 2 if wide >= 24 else 1
+    texts = ticks([frame.x0 + (frame.x1 - frame.x0) * i / parts for i in range(parts + 1)])
+    row = ""
+    for i, text in enumerate(texts):
+        at = round((wide - 1) * i / parts)
+        left = 0 if i == 0 else wide - len(text) if i == parts else at - len(text) // 2
+        if left > len(row) or not row:
+            row = row.ljust(left) + text
+    return Line((" " * margin + "└", "track"), (row[:wide], "muted"))
 
 
-def _legend(series: Sequence[Series], margin: int) -> Line:
+def _legend(series: Sequence[Series], margin: int, width: int, x_name: str) -> Line:
+    """What is drawn how, and what the x axis means at its right end."""
     line = Line((" " * (margin + 1), ""))
     for s in series:
         line.add("━ " if not s.marks else "• ", s.style).add(s.name + "   ", "muted")
-    return line
+    room = width - line.width - 1
+    return line.add(fit(x_name, room, "right"), "muted") if room >= len(x_name) else line

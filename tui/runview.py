@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,8 @@ from runner.records import Event, Json, Point, Run, Sample
 from runner.text import clean
 
 from .chart import Series, draw
-from .lines import Line, fit, safe, spark
+from .lines import Line, fit, safe, wrap_words
+from .telemetry import reached, telemetry_lines
 from .words import TRUST, age, clock, number, rate, run_state, short_gpu, value_text
 
 LOG_BYTES = 200_000
@@ -44,6 +44,7 @@ class RunView:
     points: tuple[Point, ...] = ()
     rivals: Mapping[str, Rival] = field(default_factory=dict)
     first_step_at: float | None = None
+    last_output_at: float | None = None
     log: str = ""
     events: tuple[Event, ...] = ()
     samples: tuple[Sample, ...] = ()
@@ -81,8 +82,9 @@ class RunLoader:
             points=self._curve(lab, run),
             rivals=rivals,
             first_step_at=run.first_step_at,
+            last_output_at=run.last_output_at,
             log=queries.read_log(lab, run.id, limit=LOG_BYTES, tail_lines=LOG_LINES).text if self.want_log else "",
-            events=tuple(lab.store.events(subject=run.id, limit=200)),
+            events=_trail(lab, run),
             samples=_samples(lab, run),
             changed=_changed(other, run),
             compared=other.id if other else None,
@@ -112,6 +114,12 @@ class RunLoader:
         return self._diffs[key]
 
 
+def _trail(lab: Lab, run: Run) -> tuple[Event, ...]:
+    """Who did what to the run, newest first; what was done to its wave was done to it."""
+    found = lab.store.events(subject=run.id, limit=200) + (lab.store.events(subject=run.wave_id, limit=50) if run.wave_id else [])
+    return tuple(sorted(found, key=lambda e: -e.id))
+
+
 def _samples(lab: Lab, run: Run) -> tuple[Sample, ...]:
     if run.started_at is None:
         return ()
@@ -134,13 +142,36 @@ def curve_lines(view: RunView, width: int, height: int, *, metric: str = "loss",
     """The run's curve over its parent's and the best one's, the GPU under it on the same axis."""
     steps = [p.step for points in (view.points, *(r.points for r in view.rivals.values())) for p in points]
     span = {"share": (0.0, 1.0), "t": (0.0, view.run.get("budget_s") or 1.0), "step": (0.0, float(max(steps, default=1)))}[axis]
-    telemetry = telemetry_lines(view, width, axis, span) if height >= 16 else []
+    if not view.points:
+        return [*state_lines(view, width), Line()]
+    telemetry = []
+    if height >= 16 and view.first_step_at is not None:
+        anchors = reached(view.run, view.points, view.first_step_at, view.last_output_at)
+        telemetry = telemetry_lines(view.run, view.samples, anchors, width, MARGIN, axis, span)
     series = [
         Series(f"{role} {r.run_id}", _xy(r.points, metric, axis, r.budget_s), role) for role, r in reversed(list(view.rivals.items()))
     ]
     series.append(Series(str(view.run["id"]), _xy(view.points, metric, axis, view.run.get("budget_s") or 1.0), "own"))
     chart = draw(series, width, height - len(telemetry), log=log, x_name=AXES[axis], clip=metric == "loss", x_span=span, margin=MARGIN)
     return chart + telemetry
+
+
+def state_lines(view: RunView, width: int) -> list[Line]:
+    """Why there is no curve: where a run stands that has not trained yet, or how it ended without."""
+    run, phase = view.run, view.run.get("phase")
+    if phase == "ended":
+        text = f"It ended without a step: {safe(run.get('cause_text') or run.get('cause') or run.get('outcome'), 400)}"
+    elif phase == "proposed":
+        text = "It waits for approval: a approves, A declines with a reason."
+    elif phase == "queued":
+        place = run.get("queue_position")
+        text = f"It waits at place {place} of the queue: t moves it to the top." if place else "It waits in the queue."
+    elif phase == "unreachable":
+        text = f"Its host is out of reach for {age(run.get('unreachable_s'))}; nothing is known of it since then."
+    else:
+        doing = safe(run.get("stage") or phase, 20)
+        text = f"It has not made a step yet ({doing}), {age(run.get('age_s'))} after it was submitted."
+    return [Line((row, "bad" if phase == "ended" else "muted")) for row in wrap_words(text, max(20, width - 1))]
 
 
 def _xy(points: tuple[Point, ...], metric: str, axis: str, budget_s: float) -> list[tuple[float, float | None]]:
@@ -151,82 +182,35 @@ def _xy(points: tuple[Point, ...], metric: str, axis: str, budget_s: float) -> l
     return [(p.share * scale, getattr(p, metric)) for p in points if p.share is not None]
 
 
-def telemetry_lines(view: RunView, width: int, axis: str, span: tuple[float, float]) -> list[Line]:
-    """Use, power and heat of the GPU since the first step, one row each, under the columns of the chart."""
-    budget_s, wide = view.run.get("budget_s") or 1.0, width - MARGIN - 2
-    if not view.samples or view.first_step_at is None or wide < 10:
-        return []
-    known = [(p.share, float(p.step)) for p in view.points if p.share is not None]
-    places = []
-    for sample in view.samples:
-        share = (sample.at - view.first_step_at) / budget_s
-        x = between(known, share) if axis == "step" else share * (budget_s if axis == "t" else 1.0)
-        places.append(None if x is None or not 0 <= share <= 1 else min(wide - 1, int((x - span[0]) / (span[1] - span[0]) * wide)))
-    out = []
-    for name, key, unit, high in (("use", "util_pct", "%", 100.0), ("draw", "power_w", "W", None), ("heat", "temp_c", "°C", None)):
-        cells: list[float | None] = [None] * wide
-        for sample, place in zip(view.samples, places, strict=True):
-            value = getattr(sample, key)
-            if place is not None and value is not None:
-                cells[place] = value if cells[place] is None else max(value, cells[place] or 0.0)
-        held(cells)
-        last = next((getattr(s, key) for s in reversed(view.samples) if getattr(s, key) is not None), None)
-        label = f"{name} {number(last, 0, unit)}"
-        out.append(Line((fit(label, MARGIN, "right") + " ", "muted"), (spark(cells, wide, 0 if high else None, high), "bar")))
-    return out
-
-
-def held(cells: list[float | None], most: int = 4) -> None:
-    """Fill gaps of a few columns with the value before them: telemetry is thinned to one sample in some seconds."""
-    gap = most
-    for at, value in enumerate(cells):
-        if value is not None:
-            gap = 0
-        elif gap < most and at and any(v is not None for v in cells[at : at + most]):
-            cells[at] = cells[at - 1]
-            gap += 1
-
-
-def between(known: list[tuple[float, float]], x: float) -> float | None:
-    """Linear interpolation in points sorted by x; None outside of them."""
-    for (x0, y0), (x1, y1) in itertools.pairwise(known):
-        if x0 <= x <= x1:
-            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return None
-
-
 def fact_lines(view: RunView, width: int) -> list[Line]:
-    """State, figures, constants that differ, flags, and why."""
+    """State and result, what it is about, what speaks against it, then figures and constants: what matters most stands highest."""
     run = view.run
-    out = [
-        Line(
-            run_state(run),
-            (
-                "  " + safe(run.get("cause_text") or run.get("cause") or "", 300),
-                "bad" if run.get("outcome") not in (None, "completed") else "muted",
-            ),
-        )
-    ]
+    out = [Line(run_state(run))]
+    out += _paragraph("", run.get("cause_text") or run.get("cause"), width, "bad" if run.get("outcome") != "completed" else "muted")
     out += _result(view)
-    for name, text in _facts(run):
-        out.append(Line((fit(name, 9), "muted"), (text, "")))
-    attributes = (run.get("attributes") or {}).items()
-    out += _paragraph("with", ", ".join(f"{safe(k, 30)} {safe(v, 40)}" for k, v in attributes if v is not None), width)
     out += _paragraph("why", run.get("hypothesis"), width)
     if run.get("verdict"):
         out += _paragraph("verdict", f"{run['verdict']}: {run.get('verdict_why') or 'no reason given'}", width)
-    out += _constants(view, width)
     if run.get("flags"):
         out += [Line(), Line(("Flags", "title"))]
         for flag in run["flags"]:
             out += _paragraph(safe(flag.get("kind"), 30), flag.get("evidence"), width, "bad" if flag.get("severity") == "bad" else "warn")
+        out.append(Line())
+    for name, text in _facts(run):
+        out += _paragraph(name, text, width)
+    attributes = (run.get("attributes") or {}).items()
+    out += _paragraph("with", ", ".join(f"{safe(k, 30)} {safe(v, 40)}" for k, v in attributes if v is not None), width)
+    out += _constants(view, width)
     if view.last_lines and run.get("outcome") not in (None, "completed"):
-        out += [Line(), Line(("Last lines", "title"))] + [Line((safe(t, 400), "muted")) for t in clean(view.last_lines).splitlines()[-8:]]
+        out += [Line(), Line(("Last lines", "title"))]
+        out += [Line((row, "muted")) for t in clean(view.last_lines).splitlines()[-8:] for row in wrap_words(safe(t, 400), width)]
     return out
 
 
 def _result(view: RunView) -> list[Line]:
     run = view.run
+    if run.get("val_bpb") is None and run.get("loss") is None:
+        return []
     if run.get("val_bpb") is None:
         return [Line((fit("loss", 9), "muted"), (number(run.get("loss"), 4), "strong"), (f"   step {number(run.get('step'))}", "muted"))]
     line = Line((fit("val_bpb", 9), "muted"), (number(run["val_bpb"], 6), "strong"))
@@ -251,8 +235,8 @@ def _facts(run: Json) -> list[tuple[str, str]]:
     if load.get("power_w") is not None and load.get("power_limit_w") is not None:
         mfu += f", {number(load['power_w'], 0)}/{number(load['power_limit_w'], 0, ' W')}"
     where = " ".join(x for x in (safe(run["host"], 30) if run.get("host") else "", short_gpu(run["gpu"]) if run.get("gpu") else "") if x)
-    done = number(100 * run["share"] if run.get("share") is not None else None)
-    budget = f"{number(run.get('budget_s'))} s, {done} % done, {clock(run.get('remaining_s'))} left"
+    done = "" if run.get("share") is None else f", {number(100 * run['share'])} % done, {clock(run.get('remaining_s'))} left"
+    budget = f"{number(run.get('budget_s'))} s{done}"
     times = f"trained {clock(run.get('training_s'))}, in all {clock(run.get('wall_s'))}"
     parts = [
         f"{number(run.get('params_m'), 1)} M params" if run.get("params_m") is not None else "",
@@ -303,14 +287,7 @@ def _paragraph(name: str, text: Any, width: int, style: str = "") -> list[Line]:
     """A named text, wrapped."""
     if not text:
         return []
-    wide, words, rows, row = max(16, width - 10), safe(text, 2000).split(), [], ""
-    for word in words:
-        if row and len(row) + 1 + len(word) > wide:
-            rows.append(row)
-            row = word
-        else:
-            row = f"{row} {word}".strip()
-    rows.append(row)
+    rows = wrap_words(safe(text, 2000), max(16, width - 10))
     head = fit(name, 9) if len(name) < 9 else name + " "
     return [Line((head if i == 0 else " " * 9, "muted"), (t, style)) for i, t in enumerate(rows)]
 

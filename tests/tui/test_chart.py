@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tui.chart import Series, draw, frame_of, tick
+from tui.chart import Series, draw, frame_of, ticks
 
 numbers = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, -0.0, 1e9, float("nan"), float("inf")]))
 
@@ -48,8 +50,25 @@ def test_a_step_is_drawn_as_a_step() -> None:
 
 
 def test_ticks_have_as_many_digits_as_the_range_needs() -> None:
-    assert tick(0.981234, 0.01) == "0.9812"
-    assert tick(3.3, 2.0) == "3.30"
-    assert tick(0, 5) == "0"
-    assert tick(2e7, 1e7) == "2.0e+07"
-    assert tick(5e-7, 1e-6) == "5.0e-07"
+    assert ticks([0.98, 0.985, 0.99]) == ["0.9800", "0.9850", "0.9900"]
+    assert ticks([0.0, 465.0, 930.0]) == ["0", "465", "930"]
+    assert ticks([1.50e6, 1.63e6, 1.76e6]) == ["1.500M", "1.630M", "1.760M"]
+    assert ticks([0.0, 0.25, 0.5]) == ["0", "0.250", "0.500"]
+    assert ticks([5e-7, 6e-7]) == ["5.0e-07", "6.0e-07"]
+    assert ticks([0.0, 0.0]) == ["0", "0"]
+
+
+@given(st.lists(st.floats(-1e12, 1e12).filter(lambda v: v == 0 or abs(v) > 1e-9), min_size=2, max_size=6, unique=True))
+def test_labels_of_ticks_that_differ_differ(values: list[float]) -> None:
+    size = max(abs(v) for v in values)
+    apart = sorted(values)
+    if min(b - a for a, b in itertools.pairwise(apart)) > size * 1e-9:
+        assert len(set(ticks(values))) == len(values)
+
+
+def test_the_x_axis_is_labelled_where_its_values_lie() -> None:
+    lines = draw([Series("a", [(i / 10, 3.0 - i / 10) for i in range(11)])], 80, 14, x_name="share of the budget", margin=9)
+    axis = lines[-2].text
+    places = [axis.index(t) + (0 if t == "0.00" else len(t) / 2) for t in ("0.25", "0.50", "0.75")]
+    assert [(p - 10) / 69 for p in places] == pytest.approx([0.25, 0.5, 0.75], abs=0.03) and axis.rstrip().endswith("1.00")
+    assert lines[-1].text.endswith("share of the budget")

@@ -122,8 +122,13 @@ class RunPage(Page):
         self._show_curve(curve, found)
         facts = self.query_one("#figures" if narrow else "#facts", Lines)
         facts.show(fact_lines(found, max(20, facts.scrollable_content_region.width)))
+        if narrow and not found.points and self.lower != "facts":  # a curve that is not there leaves its place to what is known
+            known = fact_lines(found, max(20, curve.scrollable_content_region.width))
+            curve.show(known if found.run.get("phase") == "ended" else [*curve.lines, *known])
         if self.lower == "log":
-            self.query_one("#log", LogPane).show_text(found.log)
+            log = self.query_one("#log", LogPane)
+            log.empty = "it printed nothing" if found.run.get("phase") == "ended" else "no output yet"
+            log.show_text(found.log)
         elif self.lower == "diff":
             self.query_one("#diff", Lines).show(diff_lines(found.diff))
         elif self.lower == "audit":

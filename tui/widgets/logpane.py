@@ -37,15 +37,16 @@ class LogPane(Lines):
         self.text = ""
         self.needle = ""
         self.following = True
-        self._wrapped: tuple[str, int, str] = ("", 0, "")
+        self._wrapped: tuple[str, int, str, str] = ("", 0, "", "")
 
     def show_text(self, text: str) -> None:
         """Take the newest tail of the log."""
         width = max(10, self.scrollable_content_region.width - 1)
         self.text = text
-        if self._wrapped == (text, width, self.needle):
+        wanted = (text, width, self.needle, self.empty)
+        if self._wrapped == wanted:
             return
-        self._wrapped = (text, width, self.needle)
+        self._wrapped = wanted
         rows = [r for t in text.rstrip("\n").split("\n") for r in wrap(t, width)] if text.strip() else []
         low = self.needle.lower()
         self.show([Line((r, "mark" if low and low in r.lower() else "")) for r in rows] or [Line((self.empty, "muted"))])
