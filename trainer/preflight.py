@@ -243,7 +243,7 @@ def measure(quick: bool) -> dict[str, Any]:
     rate = matrix_rate(seconds)
     attention = attention_backends(seconds)
     chosen_attention, _ = choose(attention, {}, {})
-    modes = {"both": try_training("both", "default", 2**15, seconds)} if quick else compile_modes("default", seconds)
+    modes = {} if quick else compile_modes("default", seconds)
     working = {mode: fit.tokens_per_s for mode, fit in modes.items() if fit.tokens_per_s}
     batches = {} if quick or not working else device_batches(best(working, "both"), chosen_attention["ATTENTION"] or "default", seconds)
     choices, refused = choose(attention, modes, batches)

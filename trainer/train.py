@@ -420,9 +420,10 @@ class Training:
         else:
             self.report.stage("training")
         self._start_feed()
-        self._first_launch()
+        launch = self._first_launch
         while not self.clock.done:
-            self._launch_step()
+            launch()
+            launch = self._launch_step
             if self.reader.ready:
                 self._report_step()
             if self.clock.trained_s - self.saved_at >= CHECKPOINT_EVERY_S:

@@ -27,6 +27,7 @@ def test_a_run_learns_and_reports(folder: Folder) -> None:
     assert start["budget_s"] == 4 and start["seed"] == 42 and start["constants"]["DEPTH"] == 1 and start["data"].startswith("small-")
     assert start["attributes"]["total_batch"] == 512 and start["attributes"]["device_batch"] == 16 and start["gpu_name"] is None
     assert steps[0]["step"] == 0 and steps[-1]["step"] == summary["num_steps"] - 1 and steps[-1]["share"] == 1.0
+    assert min(event["dt_ms"] for event in steps) > 0.1  # on a CPU no step is launched ahead of the one that is reported
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.3
     uniform = math.log2(start["vocab_size"]) / 3  # bits a byte of a model that knows nothing, at 3 bytes a token or so
     assert 0 < summary["val_bpb"] < uniform
