@@ -10,7 +10,7 @@ from mcp_server.answers import Answer, Table
 from mcp_server.calls import Call
 from runner import news, queries, verbs
 from runner.lab import Lab
-from runner.records import GpuState, Phase, Run, Submission, Submitted, WaveRequest
+from runner.records import GpuState, Phase, Submission, Submitted, WaveRequest
 
 VALUE_SCHEMA = {
     "anyOf": [
@@ -174,8 +174,9 @@ def submitted(call: Call, done: Submitted) -> Answer:
 
 def outlook(lab: Lab, run_ids: list[str]) -> str:
     """What will happen to these runs, in a few words: when the first can start and what stands in the way."""
-    waiting = news.queued_ids(lab)
-    mine = [run for i in run_ids if i in waiting and (run := lab.store.run(i)) is not None]
+    waiting = news.queued(lab)
+    asked_for = set(run_ids)
+    mine = [run for run in waiting if run.id in asked_for]
     if not mine:
         asked = [i for i in run_ids if (run := lab.store.run(i)) is not None and run.phase == Phase.PROPOSED]
         return "waits for a human to approve it" if asked else "already past the queue"
@@ -188,9 +189,7 @@ def outlook(lab: Lab, run_ids: list[str]) -> str:
     gpus = [gpu for gpu in known if suits(first, gpu)]
     if known and not gpus:
         return f"waits: no GPU of this lab is a {first.gpu_type or 'GPU'}{f' on {first.want_host}' if first.want_host else ''}"
-    before = set(waiting[: waiting.index(first.id)])
-    rivals = [run for run in lab.store.active_runs() if run.id in before and (not gpus or any(suits(run, gpu) for gpu in gpus))]
-    ahead = len(rivals)
+    ahead = sum(not gpus or any(suits(run, gpu) for gpu in gpus) for run in waiting[: waiting.index(first)])
     idle = sum(gpu["state"] == GpuState.FREE for gpu in gpus) - ahead
     if idle >= len(mine):
         return "starts at once: a GPU is idle"
@@ -202,6 +201,6 @@ def outlook(lab: Lab, run_ids: list[str]) -> str:
     return f"number {ahead + 1} in the queue"
 
 
-def suits(run: Run, gpu: dict[str, Any]) -> bool:
+def suits(run: news.Waiting, gpu: dict[str, Any]) -> bool:
     """Whether a run's wishes for a GPU type and host allow this GPU."""
     return (run.gpu_type or "").lower() in gpu["name"].lower() and run.want_host in (None, gpu["host"])

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from runner.lab import Lab
 from runner.records import Event, Run
 from runner.store import IN_QUEUE
 
 SPANS = 400  # SQLite's expressions may be 1000 deep
+LAST = 2**62  # no run has a higher number
 NEWEST = 200  # names offered as nearest ones, and for completion
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a queued run waits for."""
+
+    id: str
+    agent: str
+    gpu_type: str | None
+    want_host: str | None
 
 
 def wave_runs(lab: Lab, wave_id: str) -> list[Run]:
@@ -19,29 +30,37 @@ def wave_runs(lab: Lab, wave_id: str) -> list[Run]:
 
 
 def untold(lab: Lab, column: str, value: str, told: Sequence[tuple[int, int]]) -> list[Run]:
-    """Runs of a wave or agent that have not ended, or whose number is in none of the `told` ranges."""
+    """Runs of a wave or agent that have not ended, or whose number is in none of the `told` ranges; in order of submission.
+
+    Asked for by the gaps between the ranges: an agent has thousands of runs, and nearly all of them are told.
+    """
     assert column in ("wave_id", "agent")
-    if len(told) <= SPANS:
-        spans = " OR ".join("seq BETWEEN ? AND ?" for _ in told) or "0"
-        return lab.store.runs(f"{column} = ? AND (phase != 'ended' OR NOT ({spans}))", (value, *(n for span in told for n in span)))
-    starts = [a for a, _ in sorted(told)]
-    ends = [b for _, b in sorted(told)]
-
-    def covered(number: int) -> bool:
-        at = bisect.bisect_right(starts, number) - 1
-        return at >= 0 and number <= ends[at]
-
-    wanted = [n for n, phase in lab.store.tally("seq, phase", f"{column} = ?", (value,)) if phase != "ended" or not covered(n)]
-    return [run for at in range(0, len(wanted), SPANS) for run in _numbered(lab, wanted[at : at + SPANS])]
+    found = {run.seq: run for run in lab.store.runs(f"{column} = ? AND phase != 'ended'", (value,))}
+    gaps = gaps_between(told)
+    for at in range(0, len(gaps), SPANS):
+        part = gaps[at : at + SPANS]
+        spans = " OR ".join("seq BETWEEN ? AND ?" for _ in part)
+        ended = lab.store.runs(f"+{column} = ? AND ({spans})", (value, *(n for gap in part for n in gap)))
+        found.update((run.seq, run) for run in ended)
+    return [found[n] for n in sorted(found)]
 
 
-def _numbered(lab: Lab, numbers: Sequence[int]) -> list[Run]:
-    return lab.store.runs(f"seq IN ({', '.join('?' * len(numbers))})", numbers)
+def gaps_between(told: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges of run numbers that lie outside of some ranges."""
+    gaps, after = [], 0
+    for first, last in sorted(told):
+        if first > after:
+            gaps.append((after, first - 1))
+        after = max(after, last + 1)
+    return [*gaps, (after, LAST)]
 
 
 def recent_of(lab: Lab, agent: str, since: float) -> list[int]:
     """Numbers of an agent's runs that have not ended, or ended since a time."""
-    return [int(n) for (n,) in lab.store.tally("seq", "agent = ? AND (phase != 'ended' OR ended_at >= ?)", (agent, since))]
+    # two conditions, so that each is answered by an index of its own instead of all runs of the agent
+    live = lab.store.tally("seq", "+agent = ? AND phase != 'ended'", (agent,))
+    ended = lab.store.tally("seq", "+agent = ? AND ended_at >= ?", (agent, since))
+    return sorted({int(n) for (n,) in [*live, *ended]})
 
 
 def newest_number(lab: Lab) -> int:
@@ -49,9 +68,10 @@ def newest_number(lab: Lab) -> int:
     return int(lab.store.tally("max(seq)")[0][0] or 0)
 
 
-def queued_ids(lab: Lab) -> list[str]:
-    """Ids of the queued runs, in the order in which they start."""
-    return [str(i) for (i,) in lab.store.tally("id", f"{IN_QUEUE} ORDER BY priority DESC, seq")]
+def queued(lab: Lab) -> list[Waiting]:
+    """The queued runs, in the order in which they start."""
+    rows = lab.store.tally("id, agent, gpu_type, want_host", f"{IN_QUEUE} ORDER BY priority DESC, seq")
+    return [Waiting(*row) for row in rows]
 
 
 def baseline_bpb(lab: Lab, class_key: str | None, budget_s: float) -> float | None:

@@ -195,13 +195,19 @@ def list_runs(
     if text:
         where.append("(id = ? OR instr(lower(coalesce(hypothesis, '')), ?) OR instr(lower(overrides), ?))")
         args += [text, text.lower(), text.lower()]
-    total = lab.store.count_runs(" AND ".join(where), args)
-    if cursor is not None:
-        if not cursor.isdigit() or len(cursor) > 15:
-            raise BadValue(f"The cursor {cursor!r} is not one of ours.", next_step="Take it from the answer before, or leave it out.")
-        where.append("seq < ?")
-        args.append(int(cursor))
-    rows = lab.store.runs(" AND ".join(where), args, order="seq DESC", limit=limit + 1)
+    if cursor is not None and (not cursor.isdigit() or len(cursor) > 15):
+        raise BadValue(f"The cursor {cursor!r} is not one of ours.", next_step="Take it from the answer before, or leave it out.")
+    below = None if cursor is None else int(cursor)
+    if text:  # every run has to be looked at, so it is done once
+        numbers = [n for (n,) in lab.store.tally("seq", f"{' AND '.join(where)} ORDER BY seq DESC", args)]
+        total, wanted = len(numbers), [n for n in numbers if below is None or n < below][: limit + 1]
+        rows = lab.store.runs(f"seq IN ({', '.join('?' * len(wanted))})", wanted, order="seq DESC")
+    else:
+        total = lab.store.count_runs(" AND ".join(where), args)
+        if below is not None:
+            where.append("seq < ?")
+            args.append(below)
+        rows = lab.store.runs(" AND ".join(where), args, order="seq DESC", limit=limit + 1)
     return Page(rows[:limit], total, str(rows[limit - 1].seq) if len(rows) > limit else None)
 
 

@@ -35,11 +35,12 @@ class _Shape:
 class Script:
     """One script, or a variant of one; immutable."""
 
-    __slots__ = ("_shape", "_values", "text")
+    __slots__ = ("_effective_sha", "_shape", "_values", "text")
 
     def __init__(self, shape: _Shape, values: Mapping[int, Any]) -> None:
         self._shape = shape
         self._values = dict(values)  # by place among the bindings: what differs from the root
+        self._effective_sha: str | None = None
         self.text = shape.text if not values else sources.spliced(shape.data, [(shape.bindings[n], v) for n, v in values.items()])
 
     @property
@@ -70,6 +71,11 @@ class Script:
     @property
     def effective_sha(self) -> str:
         """As `sources.effective_sha`: equal for scripts that do the same but for their seed."""
+        if self._effective_sha is None:
+            self._effective_sha = self._made_effective_sha()
+        return self._effective_sha
+
+    def _made_effective_sha(self) -> str:
         if self._shape.parts is None:
             return sources.effective_sha(self.text)
         bindings = self._bindings()

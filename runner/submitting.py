@@ -83,8 +83,22 @@ def known_run(lab: Lab, run_id: str) -> Run:
     return run
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The script a request starts from, before its overrides."""
+
+    script: Script
+    base_run: str | None
+    name: str
+
+
 def prepare(lab: Lab, sub: Submission) -> Prepared:
     """Resolve what to run and apply the overrides; every error is raised before anything is written."""
+    return varied(lab, origin(lab, sub), sub.overrides)
+
+
+def origin(lab: Lab, sub: Submission) -> Origin:
+    """Resolve which script a request names. Raised: BadValue, UnknownName, Refused."""
     given = [n for n in ("source", "path") if getattr(sub, n) is not None]
     if len(given) > 1 or (given and (sub.diff is not None or sub.base is not None)):
         raise BadValue(
@@ -104,10 +118,6 @@ def prepare(lab: Lab, sub: Submission) -> Prepared:
             if other == "/dev/null" or (Path(other).suffix and Path(other).name != Path(name).name):
                 raise Refused(f"The diff is of {other}, and a run changes {name} alone.", next_step=f"Send a diff of {name}.")
         text = patching.apply_diff(text, sub.diff)
-    return _finished(text, sub.overrides, base, name, trainer)
-
-
-def _finished(text: str, overrides: Json, base: Run | None, name: str, trainer: TrainerPolicy) -> Prepared:
     if len(text.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
         raise BadValue(f"The source is larger than {MAX_SOURCE_BYTES >> 20} MiB.", next_step="Keep data out of the training script.")
     if "\x00" in text:
@@ -115,19 +125,23 @@ def _finished(text: str, overrides: Json, base: Run | None, name: str, trainer: 
     script = read_script(text, name)
     if not script.does_something:
         raise BadValue(f"{name} holds no statement.", next_step="Send a whole training script.")
-    if overrides:
-        script = script.override(overrides)
-    mistake = statics.batch_mistake(script, trainer)
+    return Origin(script, base.id if base else None, name)
+
+
+def varied(lab: Lab, origin: Origin, overrides: Json) -> Prepared:
+    """A script with its constants overridden. Raised: UnknownName, BadValue."""
+    script = origin.script.override(overrides)
+    mistake = statics.batch_mistake(script, lab.policy().trainer)
     if mistake:
-        raise BadValue(f"{name}: {mistake}", next_step="Nothing was queued.")
+        raise BadValue(f"{origin.name}: {mistake}", next_step="Nothing was queued.")
     return Prepared(
         script=script,
         sha=script.sha,
         effective_sha=statics.one_model(script).effective_sha,
         constants=script.constants,
         overrides=overrides,
-        base_run=base.id if base else None,
-        name=name,
+        base_run=origin.base_run,
+        name=origin.name,
         seed=script.seed,
     )
 
@@ -279,9 +293,9 @@ def wave_cells(request: WaveRequest) -> list[Json]:
 
 
 def insert(lab: Lab, prepared: Prepared, *, agent: str, purpose: str, budget_s: float, approval: str, **columns: Any) -> str:
-    """Store the source and write the row, wanted columns only; returns the run id."""
+    """Store the source and write the row, wanted columns only; returns the run id. The caller has the source synced."""
     path = Path(prepared.name)
-    sha = lab.keep_source(prepared.text)
+    sha = lab.keep_source(prepared.text, synced=False)
     lab.store.add_source(sha, len(prepared.text.encode()), path.name, prepared.effective_sha)
     asked = approval == "asked"
     return lab.store.insert_run(
@@ -310,11 +324,9 @@ def trainer_effective_sha(lab: Lab) -> str | None:
         return None
 
 
-def purpose_of(lab: Lab, prepared: Prepared, budget_s: float, asked: str) -> str:
-    """`baseline` for the trainer's own script when this budget has none yet, else what was asked."""
-    if asked != Purpose.EXPERIMENT or prepared.base_run is not None:
-        return asked
-    if trainer_effective_sha(lab) != prepared.effective_sha:
+def purpose_of(lab: Lab, prepared: Prepared, budget_s: float, asked: str, own_sha: str | None) -> str:
+    """`baseline` for the trainer's own script (`own_sha`: its effective hash) when this budget has none yet, else what was asked."""
+    if asked != Purpose.EXPERIMENT or prepared.base_run is not None or own_sha != prepared.effective_sha:
         return asked
     has_one = lab.store.count_runs(
         "purpose = 'baseline' AND budget_s = ? AND (outcome IS NULL OR outcome = 'completed') AND wanted = 'run'", (budget_s,)

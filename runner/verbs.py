@@ -75,8 +75,8 @@ def submit(lab: Lab, sub: Submission, *, who: str) -> Submitted:
 
 
 def _answered(lab: Lab, request_id: str | None) -> bool:
-    """Whether a request was answered before. Scripts are read and checked before the write lock is taken: one takes 50 to 100 ms."""
-    submitting.trainer_effective_sha(lab)  # remembered, for the same reason
+    """Whether a request was answered before. Scripts are read before the write lock is taken: that takes 50 ms."""
+    submitting.trainer_effective_sha(lab)  # its script is remembered
     return request_id is not None and lab.store.replay(request_id) is not None
 
 
@@ -86,7 +86,7 @@ def _submit_one(lab: Lab, sub: Submission, prepared: submitting.Prepared, who: s
     notes = submitting.check_place(lab, sub.gpu_type, sub.host)
     parent = submitting.known_run(lab, sub.parent).id if sub.parent else prepared.base_run
     submitting.check_limits(lab, who, 1, budget_s)
-    purpose = submitting.purpose_of(lab, prepared, budget_s, sub.purpose)
+    purpose = submitting.purpose_of(lab, prepared, budget_s, sub.purpose, submitting.trainer_effective_sha(lab))
     if purpose == Purpose.EXPERIMENT and not sub.allow_duplicate:
         submitting.refuse_duplicate(lab, prepared, budget_s, sub.gpu_type)
     run_id = submitting.insert(
@@ -145,12 +145,15 @@ Plan = tuple[submitting.Prepared, list[tuple[dict[str, Any], submitting.Prepared
 
 def _plan_wave(lab: Lab, request: WaveRequest) -> Plan:
     """The base and each cell with its checked source."""
-
-    def prepared(overrides: dict[str, Any]) -> submitting.Prepared:
-        return submitting.prepare(lab, Submission(source=request.source, path=request.path, base=request.base, overrides=overrides))
-
     cells = submitting.wave_cells(request)
-    return prepared(request.overrides), [(cell, prepared({**request.overrides, **cell})) for cell in cells]
+    start = submitting.origin(lab, Submission(source=request.source, path=request.path, base=request.base))
+    base = submitting.varied(lab, start, request.overrides)
+    return base, [(cell, submitting.varied(lab, start, {**request.overrides, **cell})) for cell in cells]
+
+
+def _seeded(base: submitting.Prepared, prepared: submitting.Prepared, nth: int) -> submitting.Prepared:
+    """The nth repeat of a cell; the first is the cell as it is."""
+    return prepared if nth == 0 else submitting.with_seed(prepared, (base.seed or 0) + nth)
 
 
 def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) -> Submitted:
@@ -178,7 +181,7 @@ def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) ->
         raise Refused("Every cell of this wave is known already: " + " ".join(notes), next_step="Change a factor, or ask for repeats.")
     submitting.check_limits(lab, who, len(ready) * request.repeats, budget_s)
     kind = "grid" if request.factors else ("list" if request.cells else "repeats")
-    lab.keep_source(base.text)
+    lab.keep_source(base.text, synced=False)
     wave_id = lab.store.insert_wave(
         created_at=time.time(),
         kind=kind,
@@ -191,10 +194,10 @@ def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) ->
         budget_s=budget_s,
         agent=who,
     )
-    approval, run_ids = _approval(lab, who), []
+    approval, run_ids, own_sha = _approval(lab, who), [], submitting.trainer_effective_sha(lab)
     for nth in range(request.repeats):
         for cell, prepared in ready:
-            varied = prepared if nth == 0 else submitting.with_seed(prepared, (base.seed or 0) + nth)
+            varied = _seeded(base, prepared, nth)
             run_ids.append(
                 submitting.insert(
                     lab,
@@ -205,7 +208,7 @@ def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) ->
                     wave_id=wave_id,
                     cell=cell,
                     parent=base.base_run,
-                    purpose=submitting.purpose_of(lab, varied, budget_s, request.purpose),
+                    purpose=submitting.purpose_of(lab, varied, budget_s, request.purpose, own_sha),
                     hypothesis=asked.words(request.hypothesis),
                     gpu_type=request.gpu_type,
                     want_host=request.host,
@@ -411,7 +414,7 @@ def _replayed(lab: Lab, request_id: str | None, verb: str, who: str, asked_for: 
         raise BadValue(f"{who!r} is not a name for who asks.")
     if request_id is not None and not REQUEST_ID_FORM.fullmatch(request_id):
         raise BadValue("A request_id is 1 to 128 printable characters without spaces.", next_step="A UUID will do.")
-    with lab.store.transaction():
+    with lab.syncing_sources(), lab.store.transaction():
         earlier = lab.store.replay(request_id) if request_id else None
         if earlier is not None:
             known = dict(earlier[1])
