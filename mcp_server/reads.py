@@ -228,7 +228,7 @@ def list_runs(
     if wave is not None:
         queries.known_wave(lab, wave)
     page = queries.list_runs(
-        lab, phase=phase, outcome=outcome, wave=wave, agent=call.who if mine else None, text=text, limit=limit, cursor=cursor
+        lab, phase=phase, outcome=outcome, wave=wave, agent=call.who if mine else None, text=text, limit=min(limit, MOST_ROWS), cursor=cursor
     )
     rows = [[r.id, r.phase, r.outcome, r.val_bpb, r.verdict, r.wave_id, r.overrides or r.cell, r.hypothesis] for r in page.rows]
 

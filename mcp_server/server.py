@@ -52,6 +52,7 @@ def build_server(desk: Desk) -> MCPServer[Desk]:
         await desk.with_lab(desk.wake_daemon)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch, desk, bus)
+            tasks.start_soon(desk.warm)
             yield desk
             tasks.cancel_scope.cancel()
 

@@ -32,15 +32,16 @@ def wave_runs(lab: Lab, wave_id: str) -> list[Run]:
 def untold(lab: Lab, column: str, value: str, told: Sequence[tuple[int, int]]) -> list[Run]:
     """Runs of a wave or agent that have not ended, or whose number is in none of the `told` ranges; in order of submission.
 
-    Asked for by the gaps between the ranges: an agent has thousands of runs, and nearly all of them are told.
+    Asked for by the gaps between the ranges: an agent has thousands of runs, and nearly all of them are told. (`+` keeps SQLite from the
+    indexes that would look at all of those.)
     """
     assert column in ("wave_id", "agent")
-    found = {run.seq: run for run in lab.store.runs(f"{column} = ? AND phase != 'ended'", (value,))}
+    found = {run.seq: run for run in lab.store.runs(f"+{column} = ? AND phase != 'ended'", (value,), order="+seq")}
     gaps = gaps_between(told)
     for at in range(0, len(gaps), SPANS):
         part = gaps[at : at + SPANS]
         spans = " OR ".join("seq BETWEEN ? AND ?" for _ in part)
-        ended = lab.store.runs(f"+{column} = ? AND ({spans})", (value, *(n for gap in part for n in gap)))
+        ended = lab.store.runs(f"+{column} = ? AND ({spans})", (value, *(n for gap in part for n in gap)), order="+seq")
         found.update((run.seq, run) for run in ended)
     return [found[n] for n in sorted(found)]
 

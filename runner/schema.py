@@ -62,6 +62,7 @@ INSERT INTO counters VALUES ('ranking', 0);
 CREATE TRIGGER ranking_new AFTER INSERT ON runs WHEN new.outcome IS 'completed' {_COUNT};
 CREATE TRIGGER ranking_set AFTER UPDATE OF {_RANKED} ON runs WHEN new.outcome IS 'completed' OR old.outcome IS 'completed' {_COUNT};
 CREATE TRIGGER ranking_gone AFTER DELETE ON runs WHEN old.outcome IS 'completed' {_COUNT};
+CREATE INDEX runs_words ON runs(seq, id, hypothesis, overrides, phase, outcome, wave_id, agent);
 CREATE INDEX runs_verdict ON runs(verdict, effective_sha) WHERE verdict IS NOT NULL;
 """,
 }
