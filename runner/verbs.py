@@ -7,13 +7,11 @@ sees the change and acts. `who` is "cli", "tui", "daemon" or "mcp:NAME".
 
 from __future__ import annotations
 
-import hashlib
-import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from runner import asked, board, submitting
+from runner import asked, board, replays, submitting
 from runner.controls import (
     accept_policy,
     approve,
@@ -28,11 +26,11 @@ from runner.controls import (
 )
 from runner.errors import BadValue, Refused, UnknownName
 from runner.lab import Lab
-from runner.records import Outcome, Purpose, Request, Run, Submission, Submitted, Trust, Verdict, WaveRequest
+from runner.records import Json, Outcome, Purpose, Request, Run, Submission, Submitted, Trust, Verdict, WaveRequest
+from runner.replays import submitted_once
 
+ANSWERED = "This request_id was answered before; nothing new was done."
 REQUEST_VERBS = ("hosts_check", "host_setup", "gpu_release", "verify", "fetch")
-WHO_FORM = re.compile(r"(cli|tui|daemon|mcp:.{1,64})")
-REQUEST_ID_FORM = re.compile(r"[\x21-\x7e]{1,128}")
 
 __all__ = [
     "accept_policy",
@@ -65,19 +63,21 @@ def submit(lab: Lab, sub: Submission, *, who: str) -> Submitted:
     """
     if isinstance(sub.seeds, bool) or not isinstance(sub.seeds, int) or not 1 <= sub.seeds <= submitting.MAX_SEEDS:
         raise BadValue(f"seeds is {sub.seeds!r}.", next_step=f"Allowed: 1 to {submitting.MAX_SEEDS}.")
-    answered = _answered(lab, sub.request_id)
+    answered = _answered(lab, who, sub.request_id)
     if sub.seeds > 1:
         wave = None if answered else _as_wave(lab, sub)
         plan = None if wave is None else _plan_wave(lab, wave)
-        return _replayed(lab, sub.request_id, "submit", who, sub, lambda: _submit_wave(lab, wave or _as_wave(lab, sub), plan, who))
+        return submitted_once(lab, sub.request_id, "submit", who, sub, lambda: _submit_wave(lab, wave or _as_wave(lab, sub), plan, who))
     prepared = None if answered else submitting.prepare(lab, sub)
-    return _replayed(lab, sub.request_id, "submit", who, sub, lambda: _submit_one(lab, sub, prepared or submitting.prepare(lab, sub), who))
+    return submitted_once(
+        lab, sub.request_id, "submit", who, sub, lambda: _submit_one(lab, sub, prepared or submitting.prepare(lab, sub), who)
+    )
 
 
-def _answered(lab: Lab, request_id: str | None) -> bool:
+def _answered(lab: Lab, who: str, request_id: str | None) -> bool:
     """Whether a request was answered before. Scripts are read before the write lock is taken: that takes 50 ms."""
     submitting.trainer_effective_sha(lab)  # its script is remembered
-    return request_id is not None and lab.store.replay(request_id) is not None
+    return replays.answered(lab, who, request_id)
 
 
 def _submit_one(lab: Lab, sub: Submission, prepared: submitting.Prepared, who: str) -> Submitted:
@@ -136,8 +136,8 @@ def submit_wave(lab: Lab, request: WaveRequest, *, who: str) -> Submitted:
 
     Cells that are in effect the same as another cell or as an earlier run are left out and named in the notes.
     """
-    plan = None if _answered(lab, request.request_id) else _plan_wave(lab, request)
-    return _replayed(lab, request.request_id, "submit_wave", who, request, lambda: _submit_wave(lab, request, plan, who))
+    plan = None if _answered(lab, who, request.request_id) else _plan_wave(lab, request)
+    return submitted_once(lab, request.request_id, "submit_wave", who, request, lambda: _submit_wave(lab, request, plan, who))
 
 
 Plan = tuple[submitting.Prepared, list[tuple[dict[str, Any], submitting.Prepared]]]
@@ -236,7 +236,7 @@ def requeue(lab: Lab, run_id: str, *, who: str, why: str | None = None, request_
             _state_notes(lab, who),
         )
 
-    return _replayed(lab, request_id, "requeue", who, run_id, again)
+    return submitted_once(lab, request_id, "requeue", who, run_id, again)
 
 
 def repeat(lab: Lab, run_id: str, n: int = 1, *, who: str, why: str | None = None, request_id: str | None = None) -> Submitted:
@@ -252,7 +252,7 @@ def repeat(lab: Lab, run_id: str, n: int = 1, *, who: str, why: str | None = Non
         ids = [_copy(lab, run, who, Purpose.REPEAT, repeat_of=run.id, seed=seed, verb="repeat", why=why, checked=True) for seed in seeds]
         return Submitted(ids, None, _state_notes(lab, who))
 
-    return _replayed(lab, request_id, "repeat", who, (run_id, n), again)
+    return submitted_once(lab, request_id, "repeat", who, (run_id, n), again)
 
 
 def promote(
@@ -270,8 +270,7 @@ def promote(
 
     def again() -> Submitted:
         run = submitting.known_run(lab, run_id)
-        if gpu_type is None and budget_s is None:
-            raise BadValue("A promotion needs a GPU type or a budget.", next_step="Say gpu_type, budget_s, or both.")
+        _check_promotion(run, gpu_type, budget_s)
         if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= submitting.MAX_SEEDS:
             raise BadValue(f"seeds is {seeds!r}.", next_step=f"Allowed: 1 to {submitting.MAX_SEEDS}.")
         budget = submitting.checked_budget(lab.policy().limits, budget_s if budget_s is not None else run.budget_s)
@@ -297,7 +296,25 @@ def promote(
         ]
         return Submitted(ids, None, notes + _state_notes(lab, who))
 
-    return _replayed(lab, request_id, "promote", who, (run_id, gpu_type, budget_s, seeds), again)
+    return submitted_once(lab, request_id, "promote", who, (run_id, gpu_type, budget_s, seeds), again)
+
+
+def _check_promotion(run: Run, gpu_type: str | None, budget_s: float | None) -> None:
+    """Raised: BadValue, Refused. What is promoted has a result, and goes to another GPU type or to a longer budget."""
+    if gpu_type is None and budget_s is None:
+        raise BadValue("A promotion needs a GPU type or a budget.", next_step="Say gpu_type, budget_s, or both.")
+    if run.outcome != Outcome.COMPLETED or run.val_bpb is None:
+        raise Refused(
+            f"{run.id} has no result to promote ({run.outcome or run.phase}).",
+            next_step="Promote a run that has completed; requeue or repeat another.",
+        )
+    if budget_s is not None and budget_s < run.budget_s:
+        raise BadValue(
+            f"{run.id} ran for {run.budget_s:g} s; a promotion to {budget_s:g} s would be shorter.",
+            next_step="Give a longer budget, or leave it out to keep its own on another GPU type.",
+        )
+    if gpu_type is None and budget_s == run.budget_s:
+        raise BadValue(f"{run.id} ran for {budget_s:g} s already; the same again is a repeat.", next_step="Ask for a repeat.")
 
 
 def _copy(
@@ -333,27 +350,37 @@ def _copy(
     return run_id
 
 
-def cancel(lab: Lab, ids: Iterable[str], *, who: str, why: str | None = None, force: bool = False) -> list[str]:
+def cancel(
+    lab: Lab, ids: Iterable[str], *, who: str, why: str | None = None, force: bool = False, request_id: str | None = None
+) -> list[str]:
     """Ask for runs to end (a wave id names all of its runs); notes say which had ended before. `force` skips the grace between TERM and
     KILL."""
-    with lab.store.transaction():
+    ids = list(ids) if not isinstance(ids, str) else ids
+
+    def stop() -> Json:
         runs = [run for name in asked.listed(ids) for run in asked.runs_named(lab, name)]
         notes = [f"{run.id} had ended ({run.outcome})." for run in runs if run.ended]
         for run in runs:
             if not run.ended:
                 lab.store.update_run(run.id, wanted="cancel", wanted_force=int(force))
                 lab.store.event(who, "cancel", run.id, asked.words(why), {"force": force})
-    return notes
+        return {"run_ids": [run.id for run in runs], "notes": notes}
+
+    done, replay = replays.once(lab, request_id, "cancel", who, (ids, force), stop)
+    return [*done["notes"], *([ANSWERED] if replay else [])]
 
 
-def decide(lab: Lab, run_id: str, verdict: str, *, who: str, why: str | None, override: bool = False) -> Run:
+def decide(
+    lab: Lab, run_id: str, verdict: str, *, who: str, why: str | None, override: bool = False, request_id: str | None = None
+) -> Run:
     """Write down keep or discard, by whom and why; a verdict may be changed later, each one stays in the audit trail.
 
     Raised: Refused for a keep that the evidence does not carry, unless `override` with a reason.
     """
     if verdict not in (Verdict.KEEP, Verdict.DISCARD):
         raise BadValue(f"A verdict is keep or discard, not {verdict!r}.")
-    with lab.store.transaction():
+
+    def write() -> Json:
         run = submitting.known_run(lab, run_id)
         if not run.ended:
             raise Refused(f"{run.id} has not ended ({run.phase}); a verdict needs its outcome.", next_step="Wait for it, or cancel it.")
@@ -363,6 +390,9 @@ def decide(lab: Lab, run_id: str, verdict: str, *, who: str, why: str | None, ov
         if verdict == Verdict.KEEP and board.is_held(run.trust_why):  # a human has settled it
             lab.store.update_run(run.id, trust_why=f"accepted by hand: {str(run.trust_why).removeprefix(board.HELD)}")
         lab.store.event(who, "decide", run.id, asked.words(why), {"verdict": str(verdict), "override": override})
+        return {"run_ids": [run.id]}
+
+    replays.once(lab, request_id, "decide", who, (run_id, str(verdict), why, override), write)
     return submitting.known_run(lab, run_id)
 
 
@@ -405,29 +435,6 @@ def heard_from(lab: Lab, who: str) -> None:
     """Note that an agent called just now: GPUs that idle while no agent calls are shown with this age. No audit event: nothing is asked
     for."""
     lab.store.set_setting("last_agent_call", {"who": who, "at": time.time()})
-
-
-def _replayed(lab: Lab, request_id: str | None, verb: str, who: str, asked_for: object, act: Callable[[], Submitted]) -> Submitted:
-    """Do `act` in one transaction, once for each request_id; `asked_for` tells a repetition from another request with the same id."""
-    digest = hashlib.sha256(repr((verb, asked_for)).encode("utf-8", "replace")).hexdigest()
-    if not WHO_FORM.fullmatch(who):
-        raise BadValue(f"{who!r} is not a name for who asks.")
-    if request_id is not None and not REQUEST_ID_FORM.fullmatch(request_id):
-        raise BadValue("A request_id is 1 to 128 printable characters without spaces.", next_step="A UUID will do.")
-    with lab.syncing_sources(), lab.store.transaction():
-        earlier = lab.store.replay(request_id) if request_id else None
-        if earlier is not None:
-            known = dict(earlier[1])
-            if earlier[0] != verb or known.pop("digest", digest) != digest:
-                raise Refused(
-                    f"The request_id {request_id} was used for another request ({earlier[0]}: {', '.join(known['run_ids'][:3])}).",
-                    next_step="Use a new one for each request; the same one only to repeat a request whose answer was lost.",
-                )
-            return Submitted(**{**known, "replay": True})
-        done = act()
-        if request_id:
-            lab.store.remember(request_id, verb, {"run_ids": done.run_ids, "wave_id": done.wave_id, "notes": done.notes, "digest": digest})
-        return done
 
 
 def _approval(lab: Lab, who: str) -> str:

@@ -20,6 +20,9 @@ def lab(tmp_path: Path):
     opened.close()
 
 
+WHO = ("cli", "mcp:claude", "mcp:codex")
+
+
 def submit(lab: Lab, who: str = "cli", **fields: object) -> str:
     return verbs.submit(lab, Submission(**fields), who=who).run_ids[0]  # type: ignore[arg-type]
 
@@ -208,5 +211,45 @@ def test_promotion_goes_to_another_gpu_or_budget(lab: Lab) -> None:
     run_id = submit(lab, overrides={"DEPTH": 4})
     with pytest.raises(BadValue, match="GPU type or a budget"):
         verbs.promote(lab, run_id, who="cli")
+    with pytest.raises(Refused, match=r"no result to promote \(queued\)"):
+        verbs.promote(lab, run_id, who="cli", gpu_type="H200")
+    finish(lab, run_id, 1.0)
+    with pytest.raises(BadValue, match="would be shorter"):
+        verbs.promote(lab, run_id, who="cli", budget_s=10, gpu_type="H200")
+    with pytest.raises(BadValue, match="is a repeat"):
+        verbs.promote(lab, run_id, who="cli", budget_s=20)
     run = lab.store.run(verbs.promote(lab, run_id, who="cli", gpu_type="H200", budget_s=60).run_ids[0])
     assert run is not None and (run.purpose, run.promoted_from, run.gpu_type, run.budget_s) == ("promotion", run_id, "H200", 60.0)
+
+
+def test_a_request_id_belongs_to_whoever_asks(lab: Lab) -> None:
+    ids = {who: verbs.submit(lab, Submission(overrides={"DEPTH": n}, request_id="1"), who=who).run_ids[0] for n, who in enumerate(WHO, 3)}
+    assert len(set(ids.values())) == 3
+    for n, who in enumerate(WHO, 3):
+        again = verbs.submit(lab, Submission(overrides={"DEPTH": n}, request_id="1"), who=who)
+        assert again.replay and again.run_ids == [ids[who]]
+    assert lab.store.count_runs() == 3
+
+
+def test_an_id_of_a_lab_of_before_still_answers(lab: Lab) -> None:
+    run_id = submit(lab)
+    lab.store.remember("old-1", "submit", {"run_ids": [run_id], "wave_id": None, "notes": []})
+    again = verbs.submit(lab, Submission(request_id="old-1"), who="mcp:claude")
+    assert again.replay and again.run_ids == [run_id]
+
+
+def test_verdicts_and_cancellations_happen_once_for_a_request_id(lab: Lab) -> None:
+    run_id, other = submit(lab, overrides={"DEPTH": 4}), submit(lab, overrides={"DEPTH": 5})
+    finish(lab, run_id, 1.0)
+    verbs.decide(lab, run_id, "discard", who="mcp:a", why="no gain", request_id="v1")
+    verbs.decide(lab, run_id, "keep", who="tui", why="I want it", override=True)
+    late = verbs.decide(lab, run_id, "discard", who="mcp:a", why="no gain", request_id="v1")
+    assert late.verdict == "keep", "a repeated message does not undo what a human decided since"
+    with pytest.raises(Refused, match="another request"):
+        verbs.decide(lab, run_id, "discard", who="mcp:a", why="something else", request_id="v1")
+    verbs.cancel(lab, [other], who="mcp:a", request_id="c1")
+    lab.store.update_run(other, wanted="run")
+    assert verbs.cancel(lab, [other], who="mcp:a", request_id="c1") == [verbs.ANSWERED]
+    run = lab.store.run(other)
+    assert run is not None and run.wanted == "run"
+    assert [e.verb for e in lab.store.events()].count("decide") == 2
