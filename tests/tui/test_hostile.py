@@ -10,7 +10,8 @@ from tests.tui import rows, scenes
 from tests.tui.driving import opened, screen_text, until
 from tui.screens.run import RunPage
 from tui.screens.wave import WavePage
-from tui.widgets.gpus import GpuWall, card
+from tui.widgets.gpus import card
+from tui.widgets.gpuwall import GpuWall
 
 SIZES = [(60, 20), (80, 24), (200, 60)]
 

@@ -15,7 +15,7 @@ from tui.screens.page import Page
 from tui.screens.run import RunPage
 from tui.screens.wave import WavePage
 from tui.widgets.dialogs import KeysPage
-from tui.widgets.gpus import GpuWall
+from tui.widgets.gpuwall import GpuWall
 from tui.widgets.table import Table
 
 

@@ -14,7 +14,7 @@ from tests.tui.driving import confirmed, filled, opened, screen_text, until
 from tui.deeds import pairs
 from tui.screens.run import RunPage
 from tui.widgets.dialogs import Confirm, Form
-from tui.widgets.gpus import GpuWall
+from tui.widgets.gpuwall import GpuWall
 from tui.widgets.table import Table
 
 

@@ -23,6 +23,22 @@ def test_the_plan_fits(gpus: int, width: int, height: int) -> None:
         assert plan.gpus_high == -(-gpus // plan.beside) * CARD_HIGH + 1
 
 
+def test_what_is_short_leaves_its_room() -> None:
+    """Three GPUs in 80x24 are rows, so that queue and leaderboard are seen; an empty leaderboard leaves its place to the queue."""
+    small = lay_out(3, 12, 80, 22, ranked=9)
+    assert (small.mode, small.gpus_high) == ("rows", 5) and small.queue_high >= 6 and 22 - small.gpus_high - small.queue_high >= 8
+    assert lay_out(3, 12, 80, 22, ranked=0).queue_high == 14
+    assert lay_out(1, 0, 80, 22).mode == "cards" and lay_out(2, 0, 80, 22).mode == "cards"
+    assert lay_out(64, 0, 160, 48, ranked=0).gpus_high > lay_out(64, 0, 160, 48, ranked=30).gpus_high
+
+
+def test_many_gpus_stand_side_by_side_before_any_is_out_of_sight() -> None:
+    plan = lay_out(64, 9, 200, 57)
+    assert (plan.mode, plan.beside, plan.gpus_high) == ("rows", 2, 34)
+    assert lay_out(64, 9, 80, 22).beside == 1
+    assert lay_out(16, 9, 200, 30).beside == 1, "not before the room below runs out"
+
+
 def test_cards_where_there_is_room_else_a_row_each() -> None:
     assert choose_mode(16, 160, 30)[0] == "cards"
     assert choose_mode(16, 80, 22)[0] == "rows"

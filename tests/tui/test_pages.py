@@ -10,7 +10,7 @@ from tui.screens.page import Page
 from tui.screens.run import RunPage
 from tui.screens.wave import WavePage
 from tui.widgets.dialogs import FilterLine
-from tui.widgets.gpus import GpuWall
+from tui.widgets.gpuwall import GpuWall
 from tui.widgets.logpane import LogPane
 from tui.widgets.table import Table
 from tui.widgets.view import Lines

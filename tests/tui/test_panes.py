@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from runner.lab import Lab
+from tests.tui import rows, scenes
 from tests.tui.driving import opened, screen_text, until
 from tui.lines import safe
 from tui.plain import SIGNS, ascii_only
 from tui.screens.run import RunPage
-from tui.widgets.gpus import GpuWall
+from tui.widgets.gpuwall import GpuWall
 from tui.widgets.table import Table
 
 
@@ -69,3 +72,42 @@ def test_ascii_keeps_every_cell_in_its_place(text: str) -> None:
 def test_the_glyphs_of_the_screen_have_a_likeness() -> None:
     assert all(len(to) == 1 and to.isascii() and cell_len(sign) == 1 for sign, to in SIGNS.items())
     assert ascii_only("⣀⠉⡇") == ".':"
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Lab:
+    lab = scenes.busy(tmp_path)
+    for i in range(48):
+        rows.add_gpu(lab, "gamma", i, rows.H100)
+    lab.store.upsert_host("gamma", kind="ssh", state="up", since=rows.NOW - 7000, paused=0, drain=0)
+    return lab
+
+
+async def test_sixty_four_gpus_in_two_columns_with_one_cursor(many: Lab) -> None:
+    async with opened(many, size=(200, 60)) as (room, pilot):
+        wall = room.screen.query_one(GpuWall)
+        assert (wall.mode, wall.beside, wall.count) == ("rows", 2, 32)
+        shown = screen_text(room)
+        assert all(f"gamma:{i} " in shown for i in (0, 15, 16, 47)) and "alpha:0 " in shown, "none is out of sight"
+        await pilot.press("down", "right")
+        assert wall.row()["uuid"] == wall.rows[33]["uuid"]  # type: ignore[index]
+        marked = [(y, sum(len(s.text) for s in wall.render_line(y) if s.style and s.style.bold and s.style.bgcolor)) for y in (1, 2)]
+        assert marked[1][1] > 60 > marked[0][1], "the row is marked in its own column only"
+        await pilot.press("left", "up", "k")
+        assert wall.cursor == 0
+        await pilot.click("#gpus", offset=(110, 4))
+        assert wall.cursor == 32 + 2
+        await pilot.press("G")
+        assert wall.cursor == 63 and round(wall.scroll_y) == 0
+        await pilot.press("slash", *"gamma", "enter")
+        assert len(wall.rows) == 48 and wall.count == 24
+
+
+async def test_the_cursor_stays_in_sight_where_gpus_do_not_fit(many: Lab) -> None:
+    async with opened(many, size=(80, 24)) as (room, pilot):
+        wall = room.screen.query_one(GpuWall)
+        await pilot.press("G")
+        await until(lambda: "gamma:47" in screen_text(room))
+        await pilot.press("g")
+        await until(lambda: "alpha:0 " in screen_text(room))
+        assert wall.beside == 1

@@ -164,7 +164,7 @@ def test_colours_follow_the_terminal(folder: Path, env: dict[str, str], has: str
 def test_a_fault_of_the_screen_is_a_sentence_and_a_file(folder: Path) -> None:
     program = folder / "broken.py"
     program.write_text(
-        "from tui.widgets.gpus import GpuWall\n"
+        "from tui.widgets.gpuwall import GpuWall\n"
         "def broken(self, snapshot): raise KeyError('a fault')\n"
         "GpuWall.show_snapshot = broken\n"
         "from tui.app import run\nimport sys\nsys.exit(run())\n"

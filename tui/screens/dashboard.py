@@ -20,7 +20,8 @@ from ..lines import Line, safe
 from ..runview import RunLoader, RunView, curve_lines
 from ..snapshot import Snapshot
 from ..tables import BOARD, EVENTS, QUEUE, event_rows
-from ..widgets.gpus import GpuWall, choose_mode
+from ..widgets.gpus import choose_mode, row_columns
+from ..widgets.gpuwall import GpuWall
 from ..widgets.table import Table
 from ..widgets.view import Lines
 from ..words import number, short_gpu
@@ -42,15 +43,17 @@ class Plan:
     watch_high: int = 0
 
 
-def lay_out(gpus: int, waiting: int, width: int, height: int) -> Plan:
-    """Share `width` x `height` cells among GPUs, queue, leaderboard and events."""
-    lists = 8 if height >= 30 else 6
-    mode, beside, high = choose_mode(gpus, width, max(4, height - lists - 2))
-    if mode == "rows":
-        high = min(gpus + 2, max(4, height * 6 // 10)) if gpus else 3
+def lay_out(gpus: int, waiting: int, width: int, height: int, ranked: int = 10) -> Plan:
+    """Share `width` x `height` cells among GPUs, queue, leaderboard and events; what has few rows leaves its room to the others."""
     wide = width >= 104
-    queue_high = 0 if wide else min(max(3, waiting + 2), max(3, (height - high) * 4 // 10))
-    spare = height - high - (LISTS_HIGH if wide else LISTS_HIGH + queue_high)
+    lists = (8 if wide else 11) if height >= 20 else 6  # below cards, queue and leaderboard keep a few rows each
+    mode, beside, high = choose_mode(gpus, width, max(4, height - lists - 2))
+    if mode == "rows" and gpus:
+        asked = max(3, 2 + (max(waiting, ranked) if wide else waiting + 2 + ranked))
+        beside, high = row_columns(gpus, width, max(4, height * 6 // 10, min(height - asked, height - lists)))
+    rest = height - high
+    queue_high = 0 if wide else max(3, min(waiting + 2, max(rest * 4 // 10, rest - ranked - 2), rest - 3))
+    spare = rest - (LISTS_HIGH if wide else LISTS_HIGH + queue_high)
     return Plan(mode, beside, high, queue_high, width >= 176, min(spare, WATCH_HIGH) if spare >= WATCH_LOW and gpus else 0)
 
 
@@ -103,7 +106,8 @@ class Dashboard(Page):
         """Share the room, then fill it."""
         wall, queue, board = self.query_one(GpuWall), self.query_one("#queue", Table), self.query_one("#board", Table)
         alerts_high = len(self.query_one("#alerts").lines)  # type: ignore[attr-defined]
-        plan = lay_out(len(snapshot.gpus), len(snapshot.queue), self.size.width, self.size.height - 2 - alerts_high)
+        ranked = len((snapshot.board or {}).get("rows") or [])
+        plan = lay_out(len(snapshot.gpus), len(snapshot.queue), self.size.width, self.size.height - 2 - alerts_high, ranked)
         if plan != self._plan:
             self._plan = plan
             wall.styles.height = plan.gpus_high

@@ -18,7 +18,7 @@ from ..lines import Line, Span, safe
 from ..snapshot import Failed, Snapshot
 from ..widgets.table import Column, Row, Table
 from ..widgets.view import Lines
-from ..words import age, number
+from ..words import age, number, plural
 from .page import PAGE_KEYS, Page
 
 COLUMNS = "id, ended_at, val_bpb, verdict, parent, hypothesis, trust, verified_bpb, purpose, verdict_why"
@@ -39,12 +39,9 @@ def load_progress(class_key: str | None, budget_s: float | None) -> Any:
 
     def load(lab: Lab) -> Progress:
         key, budget = board.scope_of(board.scopes(lab), class_key, budget_s)
-        where = (
-            "outcome = 'completed' AND val_bpb IS NOT NULL AND coalesce(trust, '') != 'refuted' AND purpose != 'verify' "
-            "AND class_key IS ? AND budget_s IS ? ORDER BY ended_at"
-        )
-        found = lab.store.tally(COLUMNS, where, (key, budget))
-        rows = tuple(dict(zip(COLUMNS.split(", "), r, strict=True)) for r in found)
+        where = f"{board.RANKED} AND {board.CREDIBLE} AND val_bpb IS NOT NULL AND class_key IS ? AND budget_s IS ? ORDER BY ended_at"
+        found = [dict(zip(COLUMNS.split(", "), r, strict=True)) for r in lab.store.tally(COLUMNS, where, (key, budget))]
+        rows = tuple({**r, "val_bpb": counted(r)} for r in found)
         return Progress(
             key,
             budget,
@@ -53,6 +50,12 @@ def load_progress(class_key: str | None, budget_s: float | None) -> Any:
         )
 
     return load
+
+
+def counted(row: dict[str, Any]) -> float:
+    """What a result counts for, as on the leaderboard: the recomputed value where there is one."""
+    verified = row["trust"] == "verified" and row["verified_bpb"] is not None
+    return float(row["verified_bpb"] if verified else row["val_bpb"])
 
 
 def best_so_far(rows: Iterable[dict[str, Any]]) -> list[tuple[float, float]]:
@@ -73,20 +76,21 @@ def best_so_far(rows: Iterable[dict[str, Any]]) -> list[tuple[float, float]]:
 
 
 def progress_lines(progress: Progress, width: int, height: int) -> list[Line]:
-    """The plot: every run a dot, the kept ones in their own colour, the best so far a line; hours along the bottom."""
+    """The plot: every run a dot, the kept ones in their own colour, the best so far a line; time along the bottom."""
     if not progress.rows:
         return [Line(("no run has a result yet", "muted"))]
-    start = min(r["ended_at"] for r in progress.rows)
-    hours = [((r["ended_at"] - start) / 3600, r["val_bpb"], r["verdict"] == "keep") for r in progress.rows]
-    worst = sorted(v for _, v, _ in hours)[int(len(hours) * 0.9)]
-    shown = [(x, v, k) for x, v, k in hours if v <= worst]
-    best = [((x - start) / 3600, v) for x, v in best_so_far(progress.rows)]
+    start, end = min(r["ended_at"] for r in progress.rows), max(r["ended_at"] for r in progress.rows)
+    unit, size = ("hours", 3600.0) if end - start >= 7200 else ("minutes", 60.0)
+    dots = [((r["ended_at"] - start) / size, r["val_bpb"], r["verdict"] == "keep") for r in progress.rows]
+    worst = sorted(v for _, v, _ in dots)[int(len(dots) * 0.9)]
+    shown = [(x, v, k) for x, v, k in dots if v <= worst]
+    best = [((x - start) / size, v) for x, v in best_so_far(progress.rows)]
     series = [
         Series("every run", [(x, v) for x, v, k in shown if not k], "muted", marks=True),
         Series("best so far", best, "best"),
         Series("kept", [(x, v) for x, v, k in shown if k], "own", marks=True),
     ]
-    return draw(series, width, height, x_name="hours", clip=False)
+    return draw(series, width, height, x_name=f"{unit} since the first result", clip=False)
 
 
 def tree_rows(progress: Progress) -> list[Row]:
@@ -112,31 +116,49 @@ def tree_rows(progress: Progress) -> list[Row]:
         children.setdefault(above if above != run_id else None, []).append(run_id)
     out: list[Row] = []
 
-    def walk(run_id: str, lead: str, joint: str, above: float | None) -> None:
+    def show(run_id: str, lead: str, joint: str, above: float | None) -> None:
         row = by_id[run_id]
-        out.append({**row, "tree": lead + joint, "gain": above - row["val_bpb"] if above is not None else None})
-        below = children.get(run_id, [])
-        deeper = lead + {"": "", "├─": "│ ", "└─": "  "}[joint]
-        for n, child in enumerate(below):
-            walk(child, deeper, "└─" if n == len(below) - 1 else "├─", row["val_bpb"])
+        out.append({**row, "tree": indented(lead) + joint, "gain": above - row["val_bpb"] if above is not None else None})
 
-    for root in children.get(None, []):
-        walk(root, "", "", None)
+    waiting: list[tuple[str, str, str, float | None]] = [(r, "", "", None) for r in reversed(children.get(None, []))]
+    while waiting:  # a night's chain of kept runs may be deeper than Python's stack
+        run_id, lead, joint, before = waiting.pop()
+        show(run_id, lead, joint, before)
+        below, value = children.get(run_id, []), by_id[run_id]["val_bpb"]
+        deeper = lead + {"├─": "│ ", "└─": "  "}.get(joint, "")
+        if len(below) == 1:  # what follows from the row above alone needs no room: a night is mostly one long chain
+            waiting.append((below[0], deeper, "↳ ", value))
+        else:
+            joints = ["├─"] * (len(below) - 1) + ["└─"]
+            waiting += [(child, deeper, j, value) for child, j in reversed(list(zip(below, joints, strict=False)))]
     return out
+
+
+def indented(lead: str, most: int = 8) -> str:
+    """The branches to the left of a run; of many, the nearest."""
+    return lead if len(lead) <= most else "…" + lead[1 - most :]
 
 
 def _gain(row: Row) -> Span:
     value = row.get("gain")
-    return (f"{value:+.6f}" if isinstance(value, float) else "", "good" if isinstance(value, float) and value > 0 else "")
+    if not isinstance(value, float):
+        return ("", "")
+    return ("0", "") if abs(value) < 5e-7 else (f"{value:+.6f}", "good" if value > 0 else "")
+
+
+def _standing(row: Row) -> Span:
+    """Kept, or the baseline that all is measured from: nobody kept that one."""
+    return ("kept", "good") if row.get("verdict") == "keep" else ("baseline", "accent")
 
 
 TREE = [
-    Column("tree", "kept run", 16, lambda r: (f"{r['tree']}{safe(r['id'], 12)}", "strong")),
+    Column("tree", "run", 18, lambda r: (f"{r['tree']}{safe(r['id'], 12)}", "strong")),
+    Column("standing", "is", 8, _standing, drop=1),
     Column("val", "val_bpb", 8, lambda r: (number(r.get("val_bpb"), 6), ""), "right"),
     Column("gain", "gain", 9, _gain, "right"),
-    Column("trust", "", 10, lambda r: (safe(r.get("trust") or "", 12), "muted"), drop=2),
+    Column("trust", "", 12, lambda r: (safe(r.get("trust") or "", 12), "muted"), drop=2),
     Column("why", "why", 12, lambda r: (safe(r.get("verdict_why") or r.get("hypothesis") or "", 300), ""), flex=True),
-    Column("age", "kept", 6, lambda r: (age(r.get("age_s")), "muted"), "right", drop=3),
+    Column("age", "ended", 6, lambda r: (age(r.get("age_s")), "muted"), "right", drop=3),
 ]
 
 
@@ -148,6 +170,7 @@ class LineagePage(Page):
         *RUN_BINDINGS,
         *PAGE_KEYS,
         Binding("c", "next_class", "class", show=False, tooltip="The next class or budget"),
+        Binding("e", "export", "export", show=False, tooltip="Write the tree to a TSV file"),
     ]
     DEFAULT_CSS = """
     LineagePage #progress { height: 3fr; }
@@ -157,7 +180,7 @@ class LineagePage(Page):
     def body(self) -> Iterable[Widget]:
         """The plot over the tree."""
         yield Lines(id="progress", title="Progress")
-        yield Table(TREE, id="tree", title="Kept", empty="nothing was kept yet: K keeps a run")
+        yield Table(TREE, id="tree", title="Lineage", empty="nothing was kept yet: K keeps a run")
 
     def on_mount(self) -> None:
         """Begin to read."""
@@ -177,10 +200,13 @@ class LineagePage(Page):
             pane.show([Line((found.sentence if isinstance(found, Failed) else "reading the runs …", "muted"))])
             return
         region = pane.scrollable_content_region
-        pane.caption(f"Progress · {safe(found.class_key, 100)} · {number(found.budget_s)} s · {len(found.rows)} results")
+        scope = f" · {safe(found.class_key, 100)} · {number(found.budget_s)} s" if found.rows else ""
+        pane.caption(f"Progress{scope} · {plural(len(found.rows), 'result')}")
         pane.show(progress_lines(found, region.width, region.height))
         now = self.room.now()
-        self.query_one("#tree", Table).show([{**r, "phase": "ended", "age_s": now - r["ended_at"]} for r in tree_rows(found)])
+        tree, rows = self.query_one("#tree", Table), tree_rows(found)
+        tree.note_right = f"{sum(1 for r in rows if r['verdict'] == 'keep')} kept"
+        tree.show([{**r, "phase": "ended", "age_s": now - r["ended_at"]} for r in rows])
 
     def on_table_chosen(self, event: Table.Chosen) -> None:
         """Open it."""
@@ -195,3 +221,7 @@ class LineagePage(Page):
         at = next((i for i, c in enumerate(classes) if (c["class"], c["budget_s"]) == (found.class_key, found.budget_s)), -1)
         after = classes[(at + 1) % len(classes)]
         self.room.source.watch("progress", load_progress(after["class"], after["budget_s"]))
+
+    def action_export(self) -> None:
+        """Write the tree."""
+        self.room.export(self.query_one("#tree", Table))

@@ -131,7 +131,8 @@ def alerts(snapshot: Snapshot, now: float) -> list[Alert]:
         for g in snapshot.gpus
         if g.get("state") == "quarantined"
     ]
-    found += [_flag(f, now) for f in snapshot.flags]
+    told = {({"down": "host_down"}.get(str(h.state), str(h.state)), h.name) for h in snapshot.hosts if h.state in ("down", "unfit")}
+    found += [_flag(f, now) for f in snapshot.flags if (f.kind, f.subject) not in told]  # one fact is one alert
     return sorted(dict.fromkeys(found), key=lambda a: _ORDER.get(a[0], 3))
 
 
@@ -156,7 +157,7 @@ def _idle(snapshot: Snapshot, state: LabState) -> list[Alert]:
                 f"{what}: the queue is empty; the agent's last call was {age(state.last_agent_call_s)} ago.",
             )
         ]
-    return []
+    return [("info", f"{what}: the queue is empty and no agent has called yet (`overnight connect` says how).")]
 
 
 def _flag(flag: Flag, now: float) -> Alert:

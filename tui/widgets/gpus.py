@@ -6,24 +6,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
-
-from textual import events
-from textual.binding import Binding, BindingType
+from typing import Any
 
 from ..lines import Line, Span, bar, crop, fit, safe, spark
-from ..snapshot import Snapshot
 from ..words import GPU_GLYPHS, STAGES, age, clock, gib, number, rate, short_gpu, throttled
-from .table import Column, Row, Table
-from .view import message_line
+from .table import Column, Row
 
 CARD_HIGH = 6
 CARD_WIDE = 34
+ROW_WIDE = 78  # what a row needs to show everything that is acted on
 STALE_S = 10.0
 
 
 def choose_mode(count: int, width: int, height: int) -> tuple[str, int, int]:
-    """(mode, cards beside each other, rows taken) for `count` GPUs in `width` x `height` cells."""
+    """(mode, GPUs beside each other, rows taken) for `count` GPUs in `width` x `height` cells."""
     if count == 0:
         return ("rows", 1, 3)
     across = max(1, min(count, width // CARD_WIDE))
@@ -32,7 +28,13 @@ def choose_mode(count: int, width: int, height: int) -> tuple[str, int, int]:
     high = -(-count // across) * CARD_HIGH
     if high + 1 <= height and width >= CARD_WIDE:
         return ("cards", across, high + 1)
-    return ("rows", 1, min(count + 2, height))
+    return ("rows", *row_columns(count, width, height))
+
+
+def row_columns(count: int, width: int, height: int) -> tuple[int, int]:
+    """(columns, rows taken) for one line a GPU: a second column only when the first would not show all."""
+    beside = max(1, min(width // ROW_WIDE, -(-count // max(1, height - 2))))
+    return (beside, min(-(-count // beside) + 2, height))
 
 
 def label(gpu: Row, width: int = 24) -> str:
@@ -215,114 +217,3 @@ def _progress(gpu: Row, run: Row, inner: int) -> Line:
     tail = f" {number(100 * share if share is not None else None, 0, '%'):>4} {eta(run):>5} {shown}"
     head = fit(stage_text(gpu)[0], 8)
     return Line((head, stage_text(gpu)[1])).extend(bar(share, max(3, inner - len(head) - len(tail)))).add(tail)
-
-
-class GpuWall(Table):
-    """All GPUs, as cards or as rows; Enter opens the run on the GPU under the cursor."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("h,left", "across(-1)", "left", show=False),
-        Binding("l,right", "across(1)", "right", show=False),
-    ]
-
-    def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(COLUMNS, key="uuid", id=id, title="GPUs", empty="no GPU is known yet: the daemon looks for them when it starts")
-        self.mode, self.beside = "rows", 1
-        self._cards: dict[int, tuple[Row, int, bool, list[Line]]] = {}
-
-    def show_snapshot(self, snapshot: Snapshot) -> None:
-        """Take the GPUs of a snapshot, each with its run and its history."""
-        self.show(
-            [
-                {**g, "run_object": snapshot.live.get(str(g.get("run"))), "history": snapshot.history.get(str(g.get("uuid")), ())}
-                for g in snapshot.gpus
-            ]
-        )
-
-    def set_mode(self, mode: str, beside: int) -> None:
-        """Cards or rows; chosen by the screen from the room there is."""
-        if (mode, beside) != (self.mode, self.beside):
-            self.mode, self.beside = mode, beside
-            self.fixed = 0 if mode == "cards" else 1
-            self._drawn.clear()
-            self.refresh()
-            self.changed()
-
-    @property
-    def count(self) -> int:
-        """Rows of text."""
-        if self.mode == "rows" or not self.rows:
-            return super().count
-        return -(-len(self.rows) // self.beside) * CARD_HIGH
-
-    def line_at(self, index: int, width: int) -> Line:
-        """A table row, or the slice of the cards that lies on this row."""
-        if self.mode == "rows":
-            return super().line_at(index, width)
-        if not self.rows:
-            return message_line(self.empty, width)
-        first, wide = index // CARD_HIGH * self.beside, width // self.beside
-        line = Line()
-        for at in range(first, min(first + self.beside, len(self.rows))):
-            line.extend(self._card(at, wide)[index % CARD_HIGH].spans)
-        return line.measured(wide * min(self.beside, len(self.rows) - first))
-
-    def _card(self, at: int, width: int) -> list[Line]:
-        row, selected = self.rows[at], at == self.cursor and self.has_focus
-        kept = self._cards.get(at)
-        if kept is not None and kept[0] is row and kept[1] == width and kept[2] == selected:
-            return kept[3]
-        made = card(row, width, selected)
-        self._cards[at] = (row, width, selected, made)
-        return made
-
-    def action_across(self, by: int) -> None:
-        """Move to the card beside."""
-        self._go(self.cursor + by)
-
-    def action_move(self, by: int) -> None:
-        """Move to the card below or above."""
-        self._go(self.cursor + by * (self.beside if self.mode == "cards" else 1))
-
-    def _go(self, index: int) -> None:
-        if self.mode == "rows":
-            super()._go(index)
-            return
-        if not self.rows:
-            return
-        self.cursor = max(0, min(index, len(self.rows) - 1))
-        self.cursor_key = str(self.rows[self.cursor]["uuid"])
-        top = self.cursor // self.beside * CARD_HIGH
-        if top < round(self.scroll_y) or top + CARD_HIGH > round(self.scroll_y) + self.rows_high:
-            self.scroll_to(y=top, animate=False)
-        self.post_message(self.Moved(self, self.cursor_key))
-        self.changed()
-
-    def on_focus(self) -> None:
-        """Show which card the keys act on."""
-        self.changed()
-
-    def on_blur(self) -> None:
-        """No card is selected while another pane has the keys."""
-        self.changed()
-
-    def on_click(self, event: events.Click) -> None:
-        """A click selects a card; a second one opens its run."""
-        if self.mode == "rows":
-            return  # Textual calls the table's own handler next
-        event.prevent_default()
-        offset = event.get_content_offset(self)
-        if offset is None or not self.rows:
-            return
-        wide = max(1, self.scrollable_content_region.width // self.beside)
-        at = (offset.y + round(self.scroll_y)) // CARD_HIGH * self.beside + min(self.beside - 1, offset.x // wide)
-        if at < len(self.rows):
-            again = at == self.cursor and event.chain > 1
-            self._go(at)
-            if again:
-                self.action_choose()
-
-    def run_ids(self) -> list[str]:
-        """The runs on the marked GPUs, or on the one under the cursor."""
-        keys = set(self.selected())
-        return [str(r["run"]) for r in self.rows if r["uuid"] in keys and r.get("run")]

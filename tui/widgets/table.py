@@ -224,13 +224,20 @@ class Table(View):
             return
         self.cursor = max(0, min(index, len(self.rows) - 1))
         self.cursor_key = str(self.rows[self.cursor][self.key_name])
-        top, high = round(self.scroll_y), max(1, self.rows_high)
-        if self.cursor < top:
-            self.scroll_to(y=self.cursor, animate=False)
-        elif self.cursor >= top + high:
-            self.scroll_to(y=self.cursor - high + 1, animate=False)
+        self._reveal(*self.place_of(self.cursor))
         self.post_message(self.Moved(self, self.cursor_key))
         self.changed()
+
+    def place_of(self, index: int) -> tuple[int, int]:
+        """The first row of text that shows row `index`, and how many there are."""
+        return (index, 1)
+
+    def _reveal(self, first: int, rows: int) -> None:
+        top, high = round(self.scroll_y), max(1, self.rows_high)
+        if first < top:
+            self.scroll_to(y=first, animate=False)
+        elif first + rows > top + high:
+            self.scroll_to(y=first + rows - max(high, rows), animate=False)
 
     def action_choose(self) -> None:
         """Open the row under the cursor."""

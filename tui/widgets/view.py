@@ -135,8 +135,8 @@ class View(ScrollView, can_focus=True):
 
     def _style(self, word: str) -> Style:
         found = self._styles_by_word.get(word)
-        if found is None:
-            found = self._themed(word)
+        if found is None:  # several words: one style upon the other
+            found = sum((self._themed(w) for w in word.split()), Style())
             self._styles_by_word[word] = found
         return found
 
