@@ -7,6 +7,8 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check install -q -c constraints.txt
 TORCH_ARGS ?=
 CACHE ?= -p no:cacheprovider
+# Tests wait for real processes most of their time; 0 runs them one by one.
+WORKERS ?= 4
 ARGS ?=
 SYSTEM_PACKAGES := git gcc libc6-dev tmux openssh-server openssh-client iproute2
 # A scratch folder of its own for anything that would write to /tmp, removed at the end.
@@ -21,6 +23,7 @@ help:  ## this list
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12  which Python makes .venv (3.10 or newer)"
+	@echo "  WORKERS=4          how many tests run at once (0: one by one)"
 	@echo "  TORCH_ARGS=...     extra arguments of pip for PyTorch, e.g. its CPU index"
 
 $(VENV)/.made:
@@ -58,7 +61,7 @@ demo: $(VENV)/.trainer  ## the main job on this machine: agent, runs, leaderboar
 endif
 
 test: $(VENV)/.tests  ## all tests (ARGS='-k name' passes on to pytest)
-	@$(SCRATCH) && $(PY) -m pytest -q $(CACHE) $(ARGS)
+	@$(SCRATCH) && $(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(CACHE) $(ARGS)
 
 test-deps:  ## system packages some tests need (root; without them these tests are skipped and say so)
 	@if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \

@@ -38,6 +38,13 @@ def until(what: str, true: Callable[[], object], deadline_s: float = 60) -> None
         time.sleep(0.05)
 
 
+def start_agent(lab: Lab, folder: Path) -> subprocess.Popen[bytes]:
+    """The scripted agent playing plan.json; what it says goes to agent.log."""
+    command = [sys.executable, "-I", "-m", "mcp_server.client", "--lab", str(lab.path), "--plan", str(folder / "plan.json")]
+    with open(folder / "agent.log", "wb") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+
 def children_of(pid: int) -> list[int]:
     """Direct children of a process."""
     return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
@@ -56,14 +63,19 @@ def test_nothing_is_lost_when_all_of_us_die_at_once(lab: Lab, tmp_path: Path) ->
         "waves": [{"factors": {"VAL_BPB": [0.97, 0.98, 0.99]}, "overrides": overrides, "request_id": "all-wave"}],
     }
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    command = [sys.executable, "-I", "-m", "mcp_server.client", "--lab", str(lab.path), "--plan", str(tmp_path / "plan.json")]
-    agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    agent = start_agent(lab, tmp_path)
 
     def first_of_the_wave_is_training() -> bool:
         run = run_of(lab, 1)
         return run is not None and run.phase == "running" and (run.step or 0) > 5
 
-    until("a run of the wave trains", first_of_the_wave_is_training, 90)
+    try:
+        until("a run of the wave trains", first_of_the_wave_is_training, 90)
+    except AssertionError as late:
+        agent.kill()
+        agent.wait()
+        states = [(r.id, r.phase, r.step, r.outcome, r.cause_text) for r in lab.store.runs()]
+        raise AssertionError(f"{late}; {states}; the agent: {(tmp_path / 'agent.log').read_text()[-2000:]}") from late
     running = run_of(lab, 1)
     assert running is not None
     leader = json.loads((lab.run_dir(running.id) / "status.json").read_text())["leader"]["pid"]
