@@ -13,6 +13,8 @@ from mcp_server.reads import RunId
 from mcp_server.submitting import GpuType, RequestId, submitted
 from runner import news, queries, verbs
 from runner.errors import BadValue
+from runner.lab import Lab
+from runner.records import Phase, Run
 from runner.submitting import known_run
 
 Why = Annotated[str | None, Field(description="The reason, in a sentence; it is shown to the human.", max_length=1000)]
@@ -45,8 +47,8 @@ def decide(
                 f"gpu_type, budget_s and seeds do not belong to action='{action}'.",
                 next_step="Use action='promote' or 'repeat' for new runs.",
             )
-        if (run.verdict, run.verdict_by, run.verdict_why) != (action, call.who, why):  # a repeated call decides nothing new
-            run = verbs.decide(lab, id, action, who=call.who, why=why, override=override)
+        if request_id is not None or (run.verdict, run.verdict_by, run.verdict_why) != (action, call.who, why):
+            run = verbs.decide(lab, id, action, who=call.who, why=why, override=override, request_id=request_id)
         return Answer(facts={"id": run.id, "verdict": run.verdict, "why": run.verdict_why, "val_bpb": run.val_bpb})
     if action == "repeat":
         if gpu_type is not None or budget_s is not None:
@@ -70,6 +72,7 @@ def cancel(
     wave: Annotated[str | None, Field(description="Or every unfinished run of this wave.", max_length=20)] = None,
     why: Why = None,
     force: Annotated[bool, Field(description="Kill at once, without the grace to end cleanly.")] = False,
+    request_id: RequestId = None,
 ) -> Answer:
     """Stop runs that are queued or going; a finished run is left as it is. Use it when a result can no longer matter, so that its GPU
     serves the next idea. What a stopped run had measured stays readable. Repeating the call is harmless."""
@@ -78,14 +81,33 @@ def cancel(
         raise BadValue("cancel needs ids or wave, one of them.", next_step="list_runs(phase='running') shows what is going.")
     if wave is not None:
         queries.known_wave(lab, wave)
-        targets = [run.id for run in news.wave_runs(lab, wave) if not run.ended]
+        targets = news.wave_runs(lab, wave)
     else:
-        targets = [known_run(lab, i).id for i in dict.fromkeys(ids or [])]
-    notes = verbs.cancel(lab, targets, who=call.who, why=why, force=force) if targets else ["Every run of this wave has ended already."]
-    runs = [run for i in targets if (run := lab.store.run(i)) is not None]
-    objects = queries.run_objects(lab, runs)
+        targets = [known_run(lab, i) for i in dict.fromkeys(ids or [])]
+    named = [wave] if wave is not None else [run.id for run in targets]
+    notes = verbs.cancel(lab, named, who=call.who, why=why, force=force, request_id=request_id)
+    stopped = [run for run in targets if not run.ended]
+    if verbs.ANSWERED in notes:
+        stopped = []
+    if wave is not None:  # what of a wave had ended is no news, unless it is all of it
+        notes = [note for note in notes if note == verbs.ANSWERED] or ([] if stopped else ["Every run of this wave has ended already."])
+        targets = stopped
     return Answer(
-        facts={"asked": len(targets)},
-        tables={"runs": Table(["id", "phase", "outcome"], [[o["id"], o["phase"], o["outcome"]] for o in objects])},
+        facts={"asked": len(stopped), "outlook": stopping(lab, stopped, force) if stopped else None},
+        tables={"runs": Table(["id", "phase", "outcome"], [[run.id, run.phase, run.outcome] for run in targets])},
         notes=notes,
+        next_step="wait_for_results tells each run's end, with its reason." if stopped else "",
     )
+
+
+def stopping(lab: Lab, runs: list[Run], force: bool) -> str:
+    """What happens to runs that were asked to end, in words; it is the daemon that acts, within a second."""
+    waiting, away = sum(run.waiting for run in runs), sum(run.phase == Phase.UNREACHABLE for run in runs)
+    live = len(runs) - waiting - away
+    how = "killed now" if force else f"told to end now, and killed after {lab.policy().limits.grace_s:g} s"
+    said = [
+        f"{waiting} not started: taken from the queue at once" if waiting else "",
+        f"{live} on a GPU: {how}; its GPU is idle once its processes and their memory are gone" if live else "",
+        f"{away} on a host out of reach: when it is back" if away else "",
+    ]
+    return "; ".join(part for part in said if part)

@@ -26,6 +26,7 @@ T = TypeVar("T")
 THREADS = 6  # calls are short; more threads would only queue on the interpreter's lock
 HEARD_EVERY_S = 5.0
 LINE_AGE_S = 1.0
+MOST_AGENTS = 1000  # names are the clients' own
 
 
 class Desk:
@@ -40,7 +41,7 @@ class Desk:
         self.watch: Lab = open_lab(lab_path, create=True)
         self._idle: queue.LifoQueue[Lab] = queue.LifoQueue()
         self._limiter: anyio.CapacityLimiter | None = None
-        self._heard_at = float("-inf")
+        self._heard_at: dict[str, float] = {}  # by agent: one server speaks to several over HTTP
         self._line: tuple[int | None, float, str] = (None, 0.0, "")
         self._closed = False
 
@@ -49,8 +50,12 @@ class Desk:
         writes."""
         return self.watch.store.data_version()
 
-    def lab_line(self, lab: Lab) -> str:
-        """The line every answer ends with; taken again when anybody has written, and every second for the ages in it."""
+    def lab_line(self, lab: Lab, who: str) -> str:
+        """The line every answer to an agent ends with. What is the same for all is taken again when anybody has written, and every second
+        for the ages in it."""
+        return self._line_of_all(lab) + "".join(f" · {part}" for part in queries.agent_parts(lab, who))
+
+    def _line_of_all(self, lab: Lab) -> str:
         version, now = self.version(), time.monotonic()
         kept_version, kept_at, kept = self._line
         if version != kept_version or now - kept_at > LINE_AGE_S:
@@ -69,7 +74,7 @@ class Desk:
 
         def read(lab: Lab) -> None:
             submitting.trainer_effective_sha(lab)
-            self.lab_line(lab)
+            self._line_of_all(lab)
 
         try:
             await self.with_lab(read)
@@ -104,8 +109,10 @@ class Desk:
     def heard_from(self, lab: Lab, who: str) -> None:
         """Note in the lab that an agent called, at most every few seconds."""
         now = time.monotonic()
-        if now - self._heard_at >= HEARD_EVERY_S:
-            self._heard_at = now
+        if now - self._heard_at.get(who, float("-inf")) >= HEARD_EVERY_S:
+            if len(self._heard_at) >= MOST_AGENTS:
+                self._heard_at.clear()
+            self._heard_at[who] = now
             try:
                 verbs.heard_from(lab, who)
             except OvernightError as exc:  # a full disk must not keep an agent from reading

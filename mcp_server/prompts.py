@@ -15,7 +15,13 @@ from runner.errors import OvernightError
 from runner.lab import Lab
 from runner.submitting import trainer_text
 
-PROMPT_NAMES = ("start_research", "plan_wave", "review_night", "tune_training")
+PROMPT_ARGUMENTS = {
+    "start_research": ["goal"],
+    "plan_wave": ["goal", "runs", "base", "constants"],
+    "review_night": [],
+    "tune_training": ["budget"],
+}
+PROMPT_NAMES = tuple(PROMPT_ARGUMENTS)
 MOST = 100  # the protocol's limit for one completion answer
 
 ELSEWHERE = (

@@ -15,8 +15,9 @@ from runner.board import trust_word
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.mfu import mfu_percent, under_load
-from runner.records import Run
+from runner.records import Outcome, Run
 from runner.submitting import known_run
+from runner.text import one_line
 
 RunId = Annotated[str, Field(description="Run id, e.g. 'r0042'.", min_length=1, max_length=20)]
 Limit = Annotated[int, Field(description="Rows at most; the answer stays under 2,000 tokens all the same.", ge=1, le=200)]
@@ -59,7 +60,10 @@ def list_gpus(
         answer.facts["gpus"] = 0
         answer.next_step = "No GPU is known yet; hosts come up within seconds of the daemon's start. Runs may be queued already."
         return answer
-    types = gpu_types(call.lab, gpus)
+    speeds, estimated = compare.relative_speeds(call.lab)
+    types = gpu_types(call.lab, gpus, speeds)
+    answer.notes = speed_notes([row[0] for row in types], speeds, estimated)
+    answer.facts["folder"] = str(call.lab.path)
     answer.tables["types"] = Table(["type", "gpus", "idle", "unusable", "memory_gib", "relative_speed", "price_per_hour"], types)
     brief = ["gpu", "type", "state", "run", "free_in_s", "mfu_%", "note"]
     full = ["mfu_at_clock_%", "util_%", "memory_mib", "power_w", "power_limit_w", "temp_c", "tok_s", "sample_age_s", "uuid"]
@@ -73,10 +77,9 @@ def list_gpus(
     return answer
 
 
-def gpu_types(lab: Lab, gpus: list[dict[str, Any]]) -> list[list[Any]]:
+def gpu_types(lab: Lab, gpus: list[dict[str, Any]], speeds: dict[str, float]) -> list[list[Any]]:
     """One row per GPU type: how many, how many idle, memory, tokens/s of the same source relative to the fastest type, price per GPU
     hour."""
-    speeds = compare.relative_speeds(lab)
     prices = {host.name: host.price_per_hour for host in lab.policy().hosts}
     rows = []
     for name in dict.fromkeys(gpu["name"] for gpu in gpus):
@@ -87,6 +90,16 @@ def gpu_types(lab: Lab, gpus: list[dict[str, Any]]) -> list[list[Any]]:
         unusable = sum(gpu["state"] in ("quarantined", "foreign", "lost") for gpu in of_type)
         rows.append([name, len(of_type), idle, unusable, round(memory / 1024, 1) if memory else None, rounded(speeds.get(name), 3), price])
     return rows
+
+
+def speed_notes(types: list[str], speeds: dict[str, float], estimated: set[str]) -> list[str]:
+    """What relative_speed is worth where it is not the baseline's, and why it is missing."""
+    notes = []
+    if guessed := [name for name in types if name in estimated]:
+        notes.append(f"relative_speed of {', '.join(guessed)} is from other sources that ran on two types; no baseline ran there.")
+    if unknown := [name for name in types if name not in speeds]:
+        notes.append(f"relative_speed of {', '.join(unknown)} is unknown: nothing has completed there that also ran on another type.")
+    return notes
 
 
 def gpu_row(gpu: dict[str, Any], full: bool) -> list[Any]:
@@ -227,10 +240,11 @@ def list_runs(
     lab = call.lab
     if wave is not None:
         queries.known_wave(lab, wave)
-    page = queries.list_runs(
-        lab, phase=phase, outcome=outcome, wave=wave, agent=call.who if mine else None, text=text, limit=min(limit, MOST_ROWS), cursor=cursor
-    )
-    rows = [[r.id, r.phase, r.outcome, r.val_bpb, r.verdict, r.wave_id, r.overrides or r.cell, r.hypothesis] for r in page.rows]
+    limit = min(limit, MOST_ROWS)
+    agent = call.who if mine else None
+    page = queries.list_runs(lab, phase=phase, outcome=outcome, wave=wave, agent=agent, text=text, limit=limit, cursor=cursor)
+    tried = compare.tried(lab, page.rows)
+    rows = [[r.id, r.phase, r.outcome, r.val_bpb, r.verdict, r.wave_id, tried[r.id], r.hypothesis] for r in page.rows]
 
     def cursor_at(shown: int) -> str | None:
         return page.cursor if shown == len(rows) else str(page.rows[shown - 1].seq)
@@ -259,6 +273,7 @@ def get_run(
     obj = queries.run_object(lab, run)
     left_out = {"id", "flags", "overrides", "constants", "attributes", "source", "gpu_uuid", "queue_position"}
     facts = {"id": run.id, **{k: stamp(v) if k.endswith("_at") else v for k, v in obj.items() if k not in left_out and v is not None}}
+    facts |= {"cause_text": cause_words(run)} if run.cause_text else {}
     if run.approval == "none":
         facts.pop("approval", None)
     elif run.approval_why:
@@ -276,6 +291,14 @@ def get_run(
     if run.ended and run.outcome != "completed" and run.last_lines:
         answer.output = Output(run.id, run.last_lines[-2000:])
     return answer
+
+
+def cause_words(run: Run) -> str | None:
+    """Why a run ended so. A crash is told in the script's own last words: they stand between « and », for they are data and not ours."""
+    said = one_line(run.cause_text, 300) if run.cause_text else None
+    if said is None or run.outcome != Outcome.CRASHED:
+        return said
+    return f"«{said.replace('«', '‹').replace('»', '›')}»"
 
 
 def stamp(at: float) -> str:
@@ -307,6 +330,7 @@ def read_log(
     run = known_run(lab, id)
     keys = ("phase", "stage", "outcome", "cause", "cause_text", "exit_code", "step", "loss", "tok_s", "val_bpb")
     facts: dict[str, Any] = {"id": run.id, **{k: getattr(run, k) for k in keys if getattr(run, k) is not None}}
+    facts |= {"cause_text": cause_words(run)} if run.cause_text else {}
     if grep:
         part = queries.read_log(lab, run.id, offset=offset, limit=4 << 20)
         hits = [line for line in re.split(r"[\r\n]+", part.text) if grep.lower() in line.lower()]

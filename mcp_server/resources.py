@@ -12,7 +12,7 @@ from pathlib import Path
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 
-from mcp_server.answers import Output, cell, fence
+from mcp_server.answers import Output, cell, fence, rounded
 from mcp_server.desk import Desk
 from runner import compare, news, queries
 from runner.errors import OvernightError, UnknownName
@@ -75,7 +75,8 @@ def leaderboard_text(lab: Lab) -> str:
     board = queries.leaderboard(lab, limit=50)
     keys = ["rank", "id", "val_bpb", "gain", "gain_se", "badge", "verdict", "trust", "hypothesis"]
     lines = [f"# class {cell(board['class'])}, budget {cell(board['budget_s'])} s", "\t".join(keys)]
-    lines += ["\t".join(cell(row.get(k)) for k in keys) for row in board["rows"]]
+    figures = ("val_bpb", "gain", "gain_se")
+    lines += ["\t".join(cell(rounded(row[k], 6) if k in figures else row.get(k)) for k in keys) for row in board["rows"]]
     return clean("\n".join(lines)) + "\n"
 
 

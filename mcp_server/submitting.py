@@ -11,6 +11,7 @@ from mcp_server.calls import Call
 from runner import news, queries, verbs
 from runner.lab import Lab
 from runner.records import GpuState, Phase, Submission, Submitted, WaveRequest
+from runner.replays import REQUEST_ID_CHARS
 
 VALUE_SCHEMA = {
     "anyOf": [
@@ -46,7 +47,11 @@ Priority = Annotated[float, Field(description="Higher starts first.", ge=-100, l
 RequestId = Annotated[
     str | None,
     Field(
-        description="Your key for this request: the same key again returns the same runs and starts nothing.", min_length=1, max_length=120
+        description="Your key for this request, without spaces: the same key again answers the same and does nothing new. Other agents' "
+        "keys are their own.",
+        min_length=1,
+        max_length=REQUEST_ID_CHARS,
+        pattern="^[!-~]+$",
     ),
 ]
 FactorValues = Annotated[list[Value], Field(min_length=1, max_length=64)]

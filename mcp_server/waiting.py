@@ -19,7 +19,8 @@ from pydantic import Field
 
 from mcp_server.answers import Answer, Table, rounded
 from mcp_server.calls import Caller
-from runner import news, queries
+from mcp_server.reads import cause_words
+from runner import compare, news, queries
 from runner.errors import BadValue
 from runner.lab import Lab
 from runner.records import Outcome, Phase, Purpose, Run
@@ -194,14 +195,18 @@ def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
     against = changes(lab, fresh)
 
     def cursor_at(shown: int) -> str:
-        return str(told.with_told([run.seq for run in fresh[:shown]], [run.seq for run in [*fresh[shown:], *pending]]))
+        numbers = [run.seq for run in fresh[:shown]]
+        if scope.ids:  # another wait may ask for the ids between these
+            return str(told.with_ranges((n, n) for n in numbers))
+        return str(told.with_told(numbers, [run.seq for run in [*fresh[shown:], *pending]]))
 
     facts: dict[str, Any] = {"new": len(fresh), "pending": len(pending)}
     if pending:
         facts["going"] = going(pending)
         facts["next_end_in_s"] = min((run.remaining_s for run in pending if run.remaining_s is not None), default=None)
     answer = Answer(facts=facts)
-    rows = [row(lab, o, r, against.get(r.id)) for o, r in zip(objects, fresh, strict=True)]
+    tried = compare.tried(lab, fresh)
+    rows = [row(lab, o, r, against.get(r.id), tried[r.id]) for o, r in zip(objects, fresh, strict=True)]
     answer.tables["results"] = Table(COLUMNS, rows, cursor_at=cursor_at)
     if not runs:
         answer.next_step = "Nothing here is queued or running and all was told: submit_wave or run_experiment."
@@ -212,19 +217,18 @@ def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
     return answer
 
 
-def row(lab: Lab, obj: dict[str, Any], run: Run, change: float | None) -> list[Any]:
+def row(lab: Lab, obj: dict[str, Any], run: Run, change: float | None, tried: dict[str, Any]) -> list[Any]:
     """One ended run in one line."""
-    mfu = obj.get("mfu_percent")
-    steps = run.num_steps or run.step
-    return [run.id, run.outcome, run.val_bpb, rounded(change, 6), run.training_s, steps, rounded(mfu, 1), what(run), remark(lab, obj, run)]
+    mfu, steps = rounded(obj.get("mfu_percent"), 1), run.num_steps or run.step
+    return [run.id, run.outcome, run.val_bpb, rounded(change, 6), run.training_s, steps, mfu, what(run, tried), remark(lab, obj, run)]
 
 
-def what(run: Run) -> Any:
-    """What sets the run apart: its cell or overrides, or the run it repeats, retries or promotes."""
+def what(run: Run, tried: dict[str, Any]) -> Any:
+    """What sets the run apart: the run it repeats, retries or promotes, or what it tried."""
     for word, other in (("promotes", run.promoted_from), ("retries", run.retry_of), ("repeats", run.repeat_of)):
         if other is not None:
             return f"{word} {other}"
-    return run.cell or run.overrides or None
+    return tried or None
 
 
 def changes(lab: Lab, runs: list[Run]) -> dict[str, float]:
@@ -254,5 +258,5 @@ def remark(lab: Lab, obj: dict[str, Any], run: Run) -> str | None:
     if run.outcome == Outcome.CANCELLED and (asked := news.cancelled_by(lab, run.id)) is not None:
         return f"cancelled by {asked.who}: {asked.why or 'no reason given'}"
     if run.outcome != Outcome.COMPLETED:
-        return run.cause_text or run.cause
+        return cause_words(run) or run.cause
     return "; ".join(f"{flag['kind']}: {flag['evidence']}" for flag in obj.get("flags") or [] if flag["severity"] != "info") or None

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from mcp_server.answers import Answer, Table, cell, rounded
 from mcp_server.calls import Call
+from mcp_server.reads import cause_words
 from runner import news, queries
 from runner.lab import Lab
 from runner.records import Outcome, Run, Wave
@@ -54,7 +55,7 @@ def analyze_wave(
         answer.tables["interactions"] = Table(["this", "with", "effect", "se", "clear"], together, total=len(analysis.interactions))
     if heat := heat_table(lab, found, analysis):
         answer.tables[heat[0]] = heat[1]
-    if failed := [[r.id, r.cell, r.outcome, r.cause_text or r.cause] for r in runs if r.ended and r.outcome != Outcome.COMPLETED]:
+    if failed := [[r.id, r.cell, r.outcome, cause_words(r) or r.cause] for r in runs if r.ended and r.outcome != Outcome.COMPLETED]:
         answer.tables["failed"] = Table(["id", "cell", "outcome", "why"], failed)
     answer.next_step = next_step(analysis)
     return answer

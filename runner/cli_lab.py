@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
             {"start": daemon_start, "stop": daemon_stop, "status": daemon_status, "run": daemon_run},
         ),
         ("queue", "Pause and resume the queue.", {"pause": queue_pause, "resume": queue_resume}),
-        ("agents", "Pause and resume an agent's submissions.", {"pause": agent_pause, "resume": agent_resume}),
+        ("agents", "Pause and resume an agent's runs.", {"pause": agent_pause, "resume": agent_resume}),
     ]
     for name, help_text, commands in groups:
         group = typer.Typer(no_args_is_help=True, help=help_text)
@@ -130,17 +130,17 @@ def queue_resume(context: typer.Context, why: Why = None) -> None:
 
 
 def agent_pause(context: typer.Context, name: Annotated[str, typer.Argument(metavar="AGENT")]) -> None:
-    """Refuse submissions of this agent."""
+    """Start none of this agent's runs; what it submits waits in the queue."""
     lab = lab_of(context)
     verbs.pause_agent(lab, name, True, who=WHO)
-    say(f"Submissions of {name} are refused until `overnight agents resume {name}`.")
+    say(f"Runs of {name} wait in the queue until `overnight agents resume {name}`; those that run go on.")
 
 
 def agent_resume(context: typer.Context, name: Annotated[str, typer.Argument(metavar="AGENT")]) -> None:
-    """Accept submissions of this agent again."""
+    """Start this agent's runs again."""
     lab = lab_of(context)
     verbs.pause_agent(lab, name, False, who=WHO)
-    say(f"{name} may submit again.")
+    say(f"Runs of {name} start again.")
 
 
 def approval(

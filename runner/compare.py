@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import statistics
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from runner import patching
-from runner.board import RANKED
-from runner.errors import BadValue, Refused
+from runner.board import RANKED, derived
+from runner.errors import BadValue, LabError, Refused
 from runner.lab import Lab
-from runner.records import Purpose, Run
+from runner.records import Json, Purpose, Run
 from runner.submitting import trainer_text
 
 
@@ -30,8 +33,11 @@ def changed_constants(lab: Lab, run: Run) -> dict[str, tuple[Any, Any]]:
     if other is None and run.purpose != Purpose.BASELINE:
         first = lab.store.runs("purpose = 'baseline' AND id != ?", (run.id,), limit=1)
         other = first[0] if first else None
-    if other is None:
-        return {}
+    return {} if other is None else changes_between(other, run)
+
+
+def changes_between(other: Run, run: Run) -> dict[str, tuple[Any, Any]]:
+    """Constants that differ: name to (the other's, this run's); None where one side has no such constant."""
     names = [*other.constants, *(n for n in run.constants if n not in other.constants)]
     pairs = {n: (other.constants.get(n), run.constants.get(n)) for n in names}
     return {n: (a, b) for n, (a, b) in pairs.items() if a != b or type(a) is not type(b)}
@@ -50,17 +56,91 @@ def diff_of(lab: Lab, run: Run) -> tuple[str, str]:
     return patching.diff(theirs, lab.source_text(run.source_sha), name, run.id), name
 
 
-def relative_speeds(lab: Lab) -> dict[str, float]:
-    """Tokens per second of the baseline source by GPU name, as a share of the fastest; only GPU types it has been trained on."""
-    # in the words of the ranking's index, which then answers this without reading any row
-    baselines = f"SELECT effective_sha FROM runs WHERE {RANKED} AND purpose = 'baseline'"  # noqa: S608  constants of ours
-    rows = lab.store.tally(
-        "gpu_name, tok_s",
-        f"tok_s IS NOT NULL AND gpu_name IS NOT NULL AND outcome = 'completed' AND effective_sha IN ({baselines})",
-    )
-    speeds: dict[str, list[float]] = {}
-    for name, tok_s in rows:
-        speeds.setdefault(str(name), []).append(float(tok_s))
-    medians = {name: statistics.median(values) for name, values in speeds.items()}
-    fastest = max(medians.values(), default=0.0)
-    return {name: value / fastest for name, value in medians.items()} if fastest > 0 else {}
+def tried(lab: Lab, runs: Iterable[Run]) -> dict[str, Json]:
+    """What each run tried, by its id: its cell, else the constants that differ from what it is compared with; `source` says how many other
+    lines are new and gone ("+12 −3"). Empty for a baseline, and for a repeat of what it is compared with."""
+    runs = list(runs)
+    first = next(iter(lab.store.runs("purpose = 'baseline'", limit=1)), None) if any(not run.cell for run in runs) else None
+    known: dict[str, Run | None] = {}
+
+    def other_of(run: Run) -> Run | None:
+        for run_id in (run.parent, run.base_run):
+            if run_id is not None and run_id != run.id:
+                if run_id not in known:
+                    known[run_id] = lab.store.run(run_id)
+                if (found := known[run_id]) is not None:
+                    return found
+        return first if run.purpose != Purpose.BASELINE and first is not None and first.id != run.id else None
+
+    return {run.id: run.cell or _tried(lab, run, other_of(run)) for run in runs}
+
+
+def _tried(lab: Lab, run: Run, other: Run | None) -> Json:
+    if other is None:
+        return dict(run.overrides)
+    changed = {name: now for name, (_, now) in changes_between(other, run).items()}
+    lines = other_lines(lab, other.source_sha, run.source_sha, frozenset(changed))
+    return {**changed, **({"source": lines} if lines else {})}
+
+
+def other_lines(lab: Lab, before: str, after: str, constants: frozenset[str]) -> str:
+    """How many lines of a source are new and how many of another are gone, lines that only assign these constants left out.
+
+    Empty when there are none, or when a source cannot be read. Lines that moved count as the same.
+    """
+    if before == after:
+        return ""
+
+    def count() -> str:
+        try:
+            old, new = (Counter(lab.source_text(sha).splitlines()) for sha in (before, after))
+        except LabError:
+            return ""
+        assigned = re.compile(rf"(?:{'|'.join(map(re.escape, sorted(constants)))})\s*(?::[^=]*)?=[^=]") if constants else None
+
+        def counted(lines: Counter[str]) -> int:
+            return sum(n for line, n in lines.items() if line.strip() and not (assigned and assigned.match(line)))
+
+        added, gone = counted(new - old), counted(old - new)
+        return f"+{added} −{gone}" if added or gone else ""
+
+    return lab.memo.get(("lines", before, after, constants), None, count)
+
+
+def relative_speeds(lab: Lab) -> tuple[dict[str, float], set[str]]:
+    """(tokens per second by GPU name as a share of the fastest, the names where that is an estimate).
+
+    Of the baseline where it ran; of a type it did not run on, by the sources that ran there and on a type whose speed is known.
+    """
+    found: tuple[dict[str, float], set[str]] = derived(lab, "speeds", lambda: _relative_speeds(lab))
+    return found
+
+
+def _relative_speeds(lab: Lab) -> tuple[dict[str, float], set[str]]:
+    rows = lab.store.tally("gpu_name, effective_sha, tok_s, purpose = 'baseline'", f"{RANKED} AND tok_s > 0 AND gpu_name IS NOT NULL")
+    of_source: dict[str, dict[str, list[float]]] = {}
+    baselines: set[str] = set()
+    for name, sha, tok_s, is_baseline in rows:
+        of_source.setdefault(sha, {}).setdefault(str(name), []).append(float(tok_s))
+        baselines |= {sha} if is_baseline else set()
+    medians = {sha: {name: statistics.median(values) for name, values in by_name.items()} for sha, by_name in of_source.items()}
+    speeds: dict[str, float] = {}
+    for name in {name for sha in baselines for name in medians[sha]}:
+        speeds[name] = statistics.median(medians[sha][name] for sha in baselines if name in medians[sha])
+    measured = set(speeds)
+    if not speeds and medians:  # no baseline yet: begin with the type on which most sources ran
+        counts = Counter(name for by_name in medians.values() for name in by_name)
+        speeds = {counts.most_common(1)[0][0]: 1.0}
+    while True:
+        ratios: dict[str, list[float]] = {}
+        for by_name in medians.values():
+            near = [by_name[name] / speeds[name] for name in by_name if name in speeds]
+            for name in by_name.keys() - speeds.keys() if near else ():
+                ratios.setdefault(name, []).append(by_name[name] / statistics.median(near))
+        if not ratios:
+            break
+        speeds |= {name: statistics.median(values) for name, values in ratios.items()}
+    if not measured and len(speeds) == 1:  # one type, and nothing to compare it with
+        return {}, set()
+    fastest = max(speeds.values(), default=0.0)
+    return {name: value / fastest for name, value in speeds.items()}, set(speeds) - measured

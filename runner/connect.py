@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import BadValue, LabError, OvernightError, UnknownName
-from runner.lab import write_private
+from runner.lab import plain_path, write_private
 
 CLIENTS = ("claude", "codex", "cursor", "vscode")
 NAME = "overnight"
@@ -44,7 +44,7 @@ the answer. Limits are the human's: do not edit hosts.toml.
 
 def server_command(lab: Path) -> list[str]:
     """The absolute command that serves a lab on stdio."""
-    return [sys.executable, "-I", "-m", "runner.cli", "--lab", str(lab.absolute()), "mcp"]
+    return [sys.executable, "-I", "-m", "runner.cli", "--lab", str(plain_path(lab)), "mcp"]
 
 
 def connect(client: str, lab: Path, *, write: bool = False, home: Path | None = None, folder: Path | None = None) -> str:
@@ -57,7 +57,7 @@ def connect(client: str, lab: Path, *, write: bool = False, home: Path | None = 
         raise UnknownName("client", client, CLIENTS)
     home, folder = home or Path.home(), (folder or Path.cwd()).absolute()
     makers: dict[str, Callable[[Path, Path, Path, bool], str]] = {"claude": _claude, "codex": _codex, "cursor": _cursor, "vscode": _vscode}
-    return makers[client](lab.absolute(), home, folder, write)
+    return makers[client](plain_path(lab), home, folder, write)
 
 
 def _claude(lab: Path, home: Path, folder: Path, write: bool) -> str:

@@ -41,10 +41,16 @@ def find_lab(explicit: str | Path | None = None, *, start: Path | None = None) -
     """Which lab: the one named, else OVERNIGHT_LAB, else `lab/` beside the nearest hosts.toml going up, else `lab/` here."""
     named = explicit or os.environ.get("OVERNIGHT_LAB")
     if named:
-        return Path(named).expanduser().absolute()
+        return plain_path(named)
     here = (start or Path.cwd()).absolute()
     hosts = find_hosts_file(here)
     return (hosts.parent if hosts else here) / "lab"
+
+
+def plain_path(path: str | Path) -> Path:
+    """An absolute path without `~`, `..` and doubled slashes; links stay as they are named, but for those that a `..` climbs out of."""
+    whole = Path(path).expanduser().absolute()
+    return whole.resolve() if ".." in whole.parts else whole
 
 
 class Lab:

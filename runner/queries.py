@@ -427,19 +427,33 @@ def lab_state(lab: Lab) -> LabState:
     )
 
 
+def agent_parts(lab: Lab, who: str) -> list[str]:
+    """What one agent is told of its own, for the end of the line on the lab: what is left to it."""
+    most = lab.policy().limits.max_runs_per_agent
+    if most is None:
+        return []
+    return [f"{max(most - lab.store.count_runs('agent = ?', (who,)), 0)} of your {most} runs left"]
+
+
 def lab_line(lab: Lab) -> str:
     """One line on how the lab stands, for the end of every answer to an agent."""
     return state_line(lab_state(lab))
 
 
+def hours(left: float) -> str:
+    """Hours to a tenth, and two digits of what is less than one: 0.02 h are not none."""
+    return f"{left:.1f}" if left >= 1 else f"{left:.2g}"
+
+
 def state_line(s: LabState) -> str:
     """`lab_line` of a state at hand."""
     parts = [f"{s.idle_gpus} of {s.total_gpus} GPUs idle", f"{s.queued} queued" if s.queued else "queue empty", f"{s.running} running"]
-    parts.append(f"best {bpb(s.best_bpb)} ({s.best_id})" if s.best_id else "no result yet")
+    none = "no result stands" if s.best_class is not None else "no result yet"
+    parts.append(f"best {bpb(s.best_bpb)} ({s.best_id})" if s.best_id else none)
     left = [
         f"{s.runs_left} runs left" if s.runs_left is not None else "",
-        f"{s.gpu_hours_left:.1f} GPU-hours left" if s.gpu_hours_left is not None else "",
-        f"{s.wall_hours_left:.1f} h left" if s.wall_hours_left is not None else "",
+        f"{hours(s.gpu_hours_left)} GPU-hours left" if s.gpu_hours_left is not None else "",
+        f"{hours(s.wall_hours_left)} h left" if s.wall_hours_left is not None else "",
     ]
     parts += [p for p in left if p]
     if s.proposed:

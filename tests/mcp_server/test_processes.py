@@ -184,3 +184,11 @@ def test_by_hand_in_a_terminal_it_says_what_it_is_and_ends_with_an_interrupt(lab
     os.close(terminal)
     os.close(side)
     assert process.returncode == 130
+
+
+def test_a_lab_that_was_not_there_is_made_and_said(tmp_path: Path) -> None:
+    lab = tmp_path / "mistyped"
+    server = [sys.executable, "-I", "-m", "mcp_server", "--lab", str(lab), "--no-daemon"]
+    for expected in (True, False):
+        done = subprocess.run(server, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=40, check=True)
+        assert (f"there was no lab at {lab}; made a new, empty one" in done.stderr) is expected

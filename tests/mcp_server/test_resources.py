@@ -7,9 +7,11 @@ import json
 
 import pytest
 from mcp import Client, MCPError
-from mcp.types import PromptReference, ResourceTemplateReference, TextContent, TextResourceContents
+from mcp.types import PromptReference, ResourceTemplateReference, ResourceUpdatedNotification, TextContent, TextResourceContents
 
 from mcp_server.desk import Desk
+from mcp_server.notices import Bus, serve_subscriptions
+from mcp_server.prompts import PROMPT_ARGUMENTS
 from mcp_server.server import build_server
 from runner import verbs
 from runner.lab import Lab
@@ -105,3 +107,58 @@ async def test_a_listening_client_is_told_what_changed_and_nothing_else(desk: De
                 await asyncio.sleep(0.1)
             await asyncio.wait_for(collecting, 5)
     assert set(heard) == {"lab://runs/r0001", "lab://leaderboard"}
+
+
+OLDER_ERA = pytest.mark.filterwarnings("ignore:resources/.*subscribe is removed")  # the SDK's client says so
+
+
+@OLDER_ERA
+async def test_a_client_of_the_older_era_may_subscribe(desk: Desk, lab: Lab) -> None:
+    verbs.submit(lab, Submission(), who="cli")
+    heard: set[str] = set()
+
+    async def hear(message: object) -> None:
+        if isinstance(message, ResourceUpdatedNotification):
+            heard.add(str(message.params.uri))
+
+    async with Client(build_server(desk), mode="legacy", message_handler=hear) as client:
+        capabilities = client.server_capabilities
+        assert capabilities and capabilities.resources and capabilities.resources.subscribe
+        await client.subscribe_resource("lab://runs/r0001")
+        await client.subscribe_resource("lab://leaderboard")
+        await client.unsubscribe_resource("lab://leaderboard")
+        for step in range(1, 200):
+            if heard:
+                break
+            lab.store.update_run("r0001", phase="running", step=step)
+            await asyncio.sleep(0.1)
+        assert heard == {"lab://runs/r0001"}
+        with pytest.raises(MCPError, match="begin with lab://"):
+            await client.subscribe_resource("file:///etc/passwd")
+
+
+@OLDER_ERA
+async def test_a_subscription_ends_with_its_connection(desk: Desk) -> None:
+    bus = Bus()
+    server = build_server(desk)
+    serve_subscriptions(server, bus)
+    async with Client(server, mode="legacy") as client:
+        await client.subscribe_resource("lab://leaderboard")
+        assert bus.heard
+    assert not bus.heard
+
+
+async def test_a_prompts_unknown_argument_is_refused_by_name(agent: Agent) -> None:
+    with pytest.raises(MCPError, match=r"plan_wave has no argument 'run'\. Did you mean 'runs'"):
+        await agent.client.get_prompt("plan_wave", {"run": "4"})
+    with pytest.raises(MCPError, match=r"review_night has no argument 'goal'\. It takes none"):
+        await agent.client.get_prompt("review_night", {"goal": "x"})
+    listed = {p.name: [a.name for a in p.arguments or []] for p in (await agent.client.list_prompts()).prompts}
+    assert listed == PROMPT_ARGUMENTS
+
+
+async def test_the_leaderboards_figures_are_short(agent: Agent, lab: Lab) -> None:
+    for depth, bpb in ((8, 1 / 3), (4, 2 / 7)):
+        run_id = verbs.submit(lab, Submission(overrides={"DEPTH": depth}), who="cli").run_ids[0]
+        finish(lab, run_id, bpb)
+    assert "\t0.285714\t0.047619\t" in await read(agent, "lab://leaderboard")

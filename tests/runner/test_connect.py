@@ -126,3 +126,12 @@ def test_the_repositorys_own_mcp_json_starts_the_command() -> None:
         pytest.skip(f"{command} is made by `make`; this checkout has another environment")
     done = subprocess.run([command, *entry["args"], "--help"], cwd=root, capture_output=True, text=True, timeout=20, check=False)
     assert done.returncode == 0 and "MCP" in done.stdout
+
+
+def test_a_labs_path_is_written_down_plainly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    plain = str(tmp_path / "lab")
+    for named in ("lab", "./lab/", "~/lab", f"{tmp_path}//lab/", "sub/../lab"):
+        assert connecting.server_command(Path(named))[-2] == plain, named
+        assert plain in connect("cursor", Path(named), home=tmp_path), named
