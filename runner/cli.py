@@ -49,12 +49,15 @@ def root(
     ] = None,
     readonly: Annotated[bool, typer.Option("--readonly", help="Open the control room for looking only.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Print one plain picture of the lab and leave.")] = False,
+    plain_characters: Annotated[
+        bool, typer.Option("--ascii", envvar="OVERNIGHT_ASCII", help="Draw without box, block and braille characters.")
+    ] = False,
     show: Annotated[bool, typer.Option("--version", help="Print the version.", callback=show_version, is_eager=True)] = False,
 ) -> None:
     """Open the control room when no command is given."""
     context.obj = lab
     if context.invoked_subcommand is None:
-        cli_faces.open_screen(lab, readonly=readonly, once=once)
+        cli_faces.open_screen(lab, readonly=readonly, once=once, plain_characters=plain_characters)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

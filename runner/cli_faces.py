@@ -43,11 +43,12 @@ def face(module: str, extra: str) -> ModuleType:
         raise OvernightError(f"{module} needs the package {missing}, which is not installed.", next_step=f"Install it: {extra}") from error
 
 
-def open_screen(lab_path: Path | None, *, readonly: bool, once: bool) -> None:
+def open_screen(lab_path: Path | None, *, readonly: bool, once: bool, plain_characters: bool) -> None:
     """The control room; one plain picture of it where there is no terminal to draw on."""
     app = face("tui.app", "pip install textual==8.2.8")
     path = find_lab(lab_path)
-    raise typer.Exit(app.run_once(path) if once else app.run(path, readonly=readonly, leave=True))
+    how = {"readonly": readonly, "ascii_only": plain_characters}
+    raise typer.Exit(app.run_once(path, **how) if once else app.run(path, leave=True, **how))
 
 
 def demo(

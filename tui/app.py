@@ -18,8 +18,10 @@ from typing import Any, ClassVar
 from rich.text import Text
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
+from textual.command import CommandPalette
 from textual.message import Message
 from textual.screen import Screen
+from textual.scrollbar import ScrollBar
 
 from runner import verbs
 from runner.lab import Lab
@@ -30,12 +32,14 @@ from .hand import Deed, Hand
 from .help import key_lines
 from .lines import safe
 from .memory import Memory
+from .plain import AsciiBars, ascii_only
 from .screens.dashboard import Dashboard
 from .screens.page import Page
 from .snapshot import Snapshot, Source
 from .themes import THEMES
-from .widgets.dialogs import Confirm, KeysPage
+from .widgets.dialogs import Confirm, Field, Form, KeysPage
 from .widgets.table import Table
+from .words import plural
 
 MESSAGE_S = 8.0
 TICK_S = 2.0
@@ -67,6 +71,12 @@ class ControlRoom(App[None]):
     COMMANDS: ClassVar[set[Any]] = {BindingCommands}
     CSS = """
     CommandPalette { background: $background 40%; }
+    CommandPalette SearchIcon { display: none; }
+    ControlRoom.-ascii View { border-top: ascii $surface-lighten-2; }
+    ControlRoom.-ascii View:focus { border-top: ascii $accent; }
+    ControlRoom.-ascii Strips, ControlRoom.-ascii Box Lines, ControlRoom.-ascii #told { border: none; }
+    ControlRoom.-ascii Box, ControlRoom.-ascii Toast { border: ascii $accent; }
+    ControlRoom.-ascii CommandPalette #--input, ControlRoom.-ascii CommandPalette CommandList { border: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("question_mark", "keys", "all keys", key_display="?", show=False, tooltip="Every key that works here"),
@@ -88,11 +98,21 @@ class ControlRoom(App[None]):
     ]
 
     def __init__(
-        self, source: Source, path: Path, *, readonly: bool = False, clock: Callable[[], float] = time.time, memory: Memory | None = None
+        self,
+        source: Source,
+        path: Path,
+        *,
+        readonly: bool = False,
+        ascii_only: bool = False,
+        clock: Callable[[], float] = time.time,
+        memory: Memory | None = None,
     ) -> None:
         no_color = "NO_COLOR" in os.environ
         super().__init__(ansi_color=True if no_color else None)
-        self.source, self.path, self.readonly = source, path, readonly
+        self.source, self.path, self.readonly, self.ascii_only = source, path, readonly, ascii_only
+        self.set_class(ascii_only, "-ascii")
+        if ascii_only:
+            ScrollBar.renderer = AsciiBars
         self.clock = clock
         self.frozen = False
         self.snapshot = Snapshot(lab=str(path))
@@ -178,10 +198,14 @@ class ControlRoom(App[None]):
         if page is not None:
             page.show_keys()
 
+    def spelled(self, text: str) -> str:
+        """Text that no pane draws, in the characters the terminal has."""
+        return ascii_only(text) if self.ascii_only else text
+
     def complain(self, sentence: str) -> None:
         """Show a failure where it is not overlooked: a sentence with what to do next is longer than a line."""
         self.say(sentence, "bad")
-        self.notify(safe(sentence, 600), severity="error", markup=False, timeout=10)
+        self.notify(self.spelled(safe(sentence, 600)), severity="error", markup=False, timeout=10)
 
     def do(self, label: str, verb: Callable[[Lab], Any], then: Callable[[Any], None] | None = None) -> None:
         """Carry out a verb and say what came of it."""
@@ -273,6 +297,11 @@ class ControlRoom(App[None]):
         if isinstance(self.screen, Page):
             self.push_screen(KeysPage(f"Keys: {self.screen.NAME}", key_lines(self.screen)))
 
+    def action_command_palette(self) -> None:
+        """Every command by name."""
+        if not isinstance(self.screen, CommandPalette):
+            self.push_screen(CommandPalette(placeholder="a command, by any part of its name", id="--command-palette"))
+
     def action_refresh(self) -> None:
         """Read now."""
         self.source.poke()
@@ -342,10 +371,25 @@ class ControlRoom(App[None]):
         self.say(f"leaderboard of {safe(class_key, 80)} at {budget_s:g} s" if budget_s else f"leaderboard of {safe(class_key, 80)}")
 
     def export(self, table: Table) -> None:
-        """Write a table to a file beside the lab."""
-        from .export import write_table
+        """Ask where to, then write a table; the next time the same folder is offered."""
+        from .export import checked_target, file_name, write_table
 
-        self.do("export", lambda lab: write_table(lab, table.name_shown, table.columns, table.rows))
+        folder = Path(str(self.memory.get("export_folder") or self.path))
+        form = Form(
+            f"Export {table.name_shown}",
+            [Field("file", "File (tab-separated text)", str(folder / file_name(table.name_shown)))],
+            notes=[f"{plural(len(table.rows), 'row')} as shown: this order, this filter, every column."],
+            check=lambda got: checked_target(got["file"]),
+        )
+
+        def take(got: dict[str, str] | None) -> None:
+            if got is not None:
+                target = checked_target(got["file"])
+                self.memory.put("export_folder", str(target.parent))
+                columns, rows = list(table.columns), list(table.rows)
+                self.do("export", lambda lab: write_table(target, columns, rows))
+
+        self.push_screen(form, take)
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """Commands that have no key."""
@@ -396,18 +440,18 @@ def written_down(lab: Path, text: str) -> str:
     return f"The details are in {path}."
 
 
-def run(lab_path: Path | str | None = None, readonly: bool = False, leave: bool = False) -> int:
+def run(lab_path: Path | str | None = None, readonly: bool = False, leave: bool = False, ascii_only: bool = False) -> int:
     """Open the control room on a lab; a terminal that cannot show one gets the table once.
 
     Returns the exit code; with `leave` the process ends with it as soon as the screen is closed.
     """
     from .opening import open_room
 
-    return open_room(lab_path, readonly=readonly, leave=leave)
+    return open_room(lab_path, readonly=readonly, leave=leave, ascii=ascii_only)
 
 
-def run_once(lab_path: Path | str | None = None) -> int:
+def run_once(lab_path: Path | str | None = None, readonly: bool = False, ascii_only: bool = False) -> int:
     """Print the lab as a plain table. Returns the exit code."""
     from .opening import open_room
 
-    return open_room(lab_path, once=True)
+    return open_room(lab_path, readonly=readonly, once=True, ascii=ascii_only)

@@ -1,4 +1,7 @@
-"""What the screen remembers between openings: theme, class, sort. One small JSON file in the lab, never needed for anything else."""
+"""What the screen remembers between openings: theme, class, columns, the folder of exports.
+
+One small JSON file in the lab, never needed for anything else.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -15,19 +16,20 @@ from runner.errors import OvernightError
 from runner.keeper import Keeper
 from runner.lab import Lab, find_lab, make_lab, open_lab
 
-from .lines import fit, safe
+from .lines import crop, fit, safe
 from .words import clock, number, short_gpu
 
 
-def open_room(lab_path: Path | str | None, *, readonly: bool = False, once: bool = False, leave: bool = False) -> int:
+def open_room(lab_path: Path | str | None, *, readonly: bool = False, once: bool = False, leave: bool = False, ascii: bool = False) -> int:
     """Open the screen, or print the table once when this is no terminal (or TERM is dumb, or `once`).
 
     With `leave`, closing the screen ends the process at once: tearing the interpreter down takes as long as closing the screen did, and
     would meet the reader's thread wherever it hangs.
     """
     path = find_lab(lab_path)
+    ascii = ascii or not draws_all(sys.stdout)
     if once or not full_screen(sys.stdin, sys.stdout):
-        return print_once(path, readonly=readonly)
+        return print_once(path, readonly=readonly, ascii=ascii)
     gc.disable()  # collections while modules load cost a tenth of the time to the first frame; the app turns them on again
     from .app import ControlRoom
     from .memory import Memory
@@ -42,7 +44,7 @@ def open_room(lab_path: Path | str | None, *, readonly: bool = False, once: bool
     memory = Memory(path / "tui.json")
     before, keeper = (None, None) if readonly else (prepared(path), Keeper(path))
     reader = Reader(path, before=before, keeper=keeper, class_key=memory.get("class"))
-    room = ControlRoom(reader, path, readonly=readonly, memory=memory)
+    room = ControlRoom(reader, path, readonly=readonly, ascii_only=ascii, memory=memory)
     room.run()
     code = room.return_code or 0
     if leave:
@@ -55,6 +57,11 @@ def open_room(lab_path: Path | str | None, *, readonly: bool = False, once: bool
 def full_screen(stdin: TextIO, stdout: TextIO) -> bool:
     """Whether this terminal can show pages: Textual itself would start on a dumb one."""
     return stdin.isatty() and stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+
+
+def draws_all(stdout: TextIO) -> bool:
+    """Whether the terminal's encoding has the characters that the screen is drawn with; `--ascii` says so where its font has not."""
+    return (getattr(stdout, "encoding", None) or "ascii").lower().replace("-", "").replace("_", "") in ("utf8", "utf16", "utf32")
 
 
 def prepared(path: Path) -> Callable[[], None]:
@@ -72,8 +79,8 @@ def prepared(path: Path) -> Callable[[], None]:
     return prepare
 
 
-def print_once(path: Path, *, readonly: bool = False) -> int:
-    """The lab in plain rows on stdout: state, GPUs, queue, leaderboard. Returns the exit code."""
+def print_once(path: Path, *, readonly: bool = False, ascii: bool = False) -> int:
+    """The lab in plain rows on stdout, cut to a terminal's width: state, GPUs, queue, leaderboard. Returns the exit code."""
     try:
         if not readonly and not (path / "lab.db").exists():
             open_lab(path, create=True).close()
@@ -85,6 +92,13 @@ def print_once(path: Path, *, readonly: bool = False) -> int:
     except OvernightError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
+    if sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [crop(line, width) for line in lines]
+    if ascii:
+        from .plain import ascii_only
+
+        lines = [ascii_only(line) for line in lines]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

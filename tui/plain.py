@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from rich.cells import cell_len
+from textual.scrollbar import ScrollBarRender
 
 BRAILLE = 0x2800
 UPPER, LOWER = 0x01 | 0x02 | 0x08 | 0x10, 0x04 | 0x40 | 0x20 | 0x80  # dots of the two upper and the two lower rows of a braille cell
@@ -37,3 +40,10 @@ def ascii_only(text: str) -> str:
         else:
             out.append(SIGNS.get(char, "?" * cell_len(char)))
     return "".join(out)
+
+
+class AsciiBars(ScrollBarRender):
+    """Scroll bars whose ends are whole cells."""
+
+    VERTICAL_BARS: ClassVar[list[str]] = [" "] * 8
+    HORIZONTAL_BARS: ClassVar[list[str]] = [" "] * 8

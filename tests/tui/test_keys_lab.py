@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from textual.widgets import Input, Static
+
 from runner.lab import Lab
 from tests.tui import rows
 from tests.tui.driving import confirmed, filled, opened, screen_text, until
@@ -39,6 +41,8 @@ async def test_release_export_copy_and_themes(lab: Lab) -> None:
         await until(lambda: [(r.verb, r.args) for r in lab.store.requests("asked")] == [("gpu_release", {"gpu": "GPU-alpha-00"})])
         room.screen.query_one("#board").focus()
         await pilot.press("e")
+        await until(lambda: isinstance(room.screen, Form))
+        await pilot.press("enter")
         await until(lambda: list(lab.path.glob("leaderboard-*.tsv")))
         text = next(iter(lab.path.glob("leaderboard-*.tsv"))).read_text()
         assert text.splitlines()[1].split("\t")[1] == "r0005"
@@ -131,3 +135,24 @@ async def test_freeze_holds_the_screen(lab: Lab) -> None:
         assert room.snapshot is held and "FROZEN" in screen_text(room)
         await pilot.press("z")
         await until(lambda: room.snapshot.state is not None and room.snapshot.state.paused)
+
+
+async def test_an_export_goes_where_one_says_and_overwrites_nothing(lab: Lab, tmp_path: Path) -> None:
+    memory = Memory(tmp_path / "tui.json")
+    there = tmp_path / "there.tsv"
+    there.write_text("mine")
+    async with opened(lab, memory=memory) as (room, pilot):
+        room.screen.query_one("#board").focus()
+        await pilot.press("e")
+        refused = {"": "No file is named", str(there): "is there already", str(tmp_path): "is a folder", "/nowhere/x": "no folder"}
+        for bad, says in refused.items():
+            await filled(room, pilot, bad)
+            await until(lambda says=says: says in str(room.screen.query_one("#wrong", Static).content))
+        await filled(room, pilot, str(tmp_path / "night.tsv"))
+        await until((tmp_path / "night.tsv").exists)
+        assert there.read_text() == "mine"
+        assert (tmp_path / "night.tsv").read_text().splitlines()[0].split("\t")[:3] == ["#", "run", "val_bpb"]
+        await until(lambda: not isinstance(room.screen, Form))
+        await pilot.press("e")
+        await until(lambda: isinstance(room.screen, Form))
+        assert room.screen.query_one("#field-file", Input).value.startswith(f"{tmp_path}/leaderboard-"), "the folder is offered again"

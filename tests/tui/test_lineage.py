@@ -85,7 +85,7 @@ async def test_the_baseline_is_not_called_kept(lab: Lab) -> None:
         assert "1 kept" in tree[0]
         assert "r0001" in tree[2] and "baseline" in tree[2] and "kept" not in tree[2]
         assert "↳ r0005" in tree[3] and "kept" in tree[3] and "verified" in tree[3]
-        await pilot.press("e")
+        await pilot.press("e", "enter")
         await until(lambda: list(lab.path.glob("lineage-*.tsv")))
 
 

@@ -55,3 +55,13 @@ def test_a_damaged_database_is_a_sentence_and_exit_code_1(tmp_path: Path, capsys
     assert app.run_once(lab.path) == 1
     err = capsys.readouterr().err
     assert "damaged" in err and "Traceback" not in err
+
+
+def test_ascii_and_a_terminals_width(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = scenes.busy(tmp_path)
+    assert app.run_once(lab.path, ascii_only=True) == 0
+    assert capsys.readouterr().out.isascii()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert app.run_once(lab.path) == 0
+    assert max(len(line) for line in capsys.readouterr().out.splitlines()) == 80

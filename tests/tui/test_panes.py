@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from textual.scrollbar import ScrollBar
 
 from runner.lab import Lab
 from tests.tui import rows, scenes
@@ -111,3 +112,23 @@ async def test_the_cursor_stays_in_sight_where_gpus_do_not_fit(many: Lab) -> Non
         await pilot.press("g")
         await until(lambda: "alpha:0 " in screen_text(room))
         assert wall.beside == 1
+
+
+@pytest.mark.parametrize("size", [(80, 24), (200, 60)])
+async def test_ascii_reaches_every_corner(lab: Lab, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScrollBar, "renderer", ScrollBar.renderer)  # put back after the test
+    async with opened(lab, size=size, ascii_only=True) as (room, pilot):
+        for keys in ("1", "2", "3", "4", "5", "6", "colon", "escape", "question_mark", "escape", "1", "x", "escape", "P", "escape", "T"):
+            await pilot.press(keys)
+            await pilot.pause()
+            shown = screen_text(room)
+            assert shown.isascii(), f"{keys}: {sorted({c for c in shown if not c.isascii()})}"
+        room.complain("It failed · and says — so…")
+        room.open_run("r0020")
+        await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+        await pilot.pause()
+        assert screen_text(room).isascii() and "It failed . and" in screen_text(room)
+        room.open_wave("w1")
+        await until(lambda: "wave:w1" in room.snapshot.views)
+        await pilot.pause()
+        assert screen_text(room).isascii()

@@ -17,6 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
+from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from runner.errors import OvernightError
@@ -25,6 +26,12 @@ from ..lines import Line
 from .view import Lines
 
 DEAF_S = 0.3
+
+
+def drawn(widget: Widget, text: str) -> Content:
+    """Text of a box: never markup, and in the characters the terminal has."""
+    spelled = getattr(widget.app, "spelled", str)
+    return Content(spelled(text))
 
 
 class Box(Vertical):
@@ -42,7 +49,11 @@ class Box(Vertical):
 
     def __init__(self, title: str) -> None:
         super().__init__()
-        self.border_title = Content(title)
+        self.title = title
+
+    def on_mount(self) -> None:
+        """Show the name."""
+        self.border_title = drawn(self, self.title)
 
 
 class Confirm(ModalScreen[bool]):
@@ -66,8 +77,8 @@ class Confirm(ModalScreen[bool]):
         """The question, what it means, and how to answer."""
         with Box(self.question):
             for sentence in self.sentences:
-                yield Static(Content(sentence))
-            yield Static(Content("\n[y] yes      [n] Esc Enter: cancel (the default)"), classes="quiet")
+                yield Static(drawn(self, sentence))
+            yield Static(drawn(self, "\n[y] yes      [n] Esc Enter: cancel (the default)"), classes="quiet")
 
     def on_mount(self) -> None:
         """The deaf time starts when the box is on the screen."""
@@ -95,7 +106,7 @@ class Form(ModalScreen[dict[str, str] | None]):
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "leave", "cancel")]
 
     def __init__(
-        self, title: str, fields: list[Field], *, notes: list[str] | None = None, check: Callable[[dict[str, str]], None] | None = None
+        self, title: str, fields: list[Field], *, notes: list[str] | None = None, check: Callable[[dict[str, str]], object] | None = None
     ) -> None:
         super().__init__()
         self.heading, self.fields, self.notes, self.check = title, fields, notes or [], check
@@ -104,12 +115,12 @@ class Form(ModalScreen[dict[str, str] | None]):
         """A label and an input for each field."""
         with Box(self.heading):
             for note in self.notes:
-                yield Static(Content(note), classes="quiet")
+                yield Static(drawn(self, note), classes="quiet")
             for field in self.fields:
-                yield Static(Content(field.label))
+                yield Static(drawn(self, field.label))
                 yield Input(field.value, id=f"field-{field.name}", select_on_focus=False, compact=True)
             yield Static("", classes="wrong", id="wrong")
-            yield Static(Content("Enter sends · Tab next line · Esc cancels"), classes="quiet")
+            yield Static(drawn(self, "Enter sends · Tab next line · Esc cancels"), classes="quiet")
 
     def on_mount(self) -> None:
         """Start in the first line."""
@@ -128,7 +139,7 @@ class Form(ModalScreen[dict[str, str] | None]):
             if self.check is not None:
                 self.check(values)
         except OvernightError as error:
-            self.query_one("#wrong", Static).update(Content(str(error)))
+            self.query_one("#wrong", Static).update(drawn(self, str(error)))
             return
         self.dismiss(values)
 

@@ -98,6 +98,7 @@ class View(ScrollView, can_focus=True):
         if wanted == self._entitled:
             return
         self._entitled = wanted
+        title = crop(title, max(1, self.size.width - 2))
         spare = self.size.width - 2 - cells(title) - cells(right)
         if title and right and spare >= 2:
             line = "$accent" if self.has_focus else "$surface-lighten-2"
@@ -182,7 +183,7 @@ class View(ScrollView, can_focus=True):
 
     def on_mount(self) -> None:
         """Show the name, in the characters the terminal has."""
-        self._ascii = bool(getattr(self.app, "ascii", False))
+        self._ascii = bool(getattr(self.app, "ascii_only", False))
         self._entitle()
 
     def on_focus(self) -> None:
