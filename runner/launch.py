@@ -13,9 +13,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner import measuring, sources, verifying
+from runner import measuring, verifying
 from runner.engines import dirs
 from runner.errors import LabError
+from runner.materialise import materialise
 from runner.records import Purpose
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def stage_run(lab: Lab, run: Run, slot: Slot, host: HostPolicy, info: Mapping[st
     try:
         shutil.rmtree(tmp, ignore_errors=True)
         tmp.mkdir(parents=True, mode=0o700)
-        sources.materialise(lab.policy().trainer, text, run.budget_s, tmp / "work")
+        materialise(lab.policy().trainer, text, run.budget_s, tmp / "work")
         (tmp / "spec.json").write_bytes(dirs.spec_bytes(spec))
         (tmp / "spec.json").chmod(0o600)
         shutil.rmtree(final, ignore_errors=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.errors import BadValue, PolicyError, Refused, RequestError
+from runner.sources import constants, override
 
 if TYPE_CHECKING:
     from runner.policy import TrainerPolicy
@@ -102,8 +103,6 @@ def budgeted(where: str, budget_s: float, folder: Path) -> str:
 
     Raised: PolicyError when hosts.toml names no such constant, BadValue when the budget does not fit its type.
     """
-    from runner.sources import constants, override  # sources offers materialise as its own: a cycle at import time
-
     name, _, constant = where.partition(":")
     path = folder / name
     place = f"hosts.toml: [trainer] budget = {where!r}"

@@ -17,19 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from runner.errors import BadValue, UnknownName
-from runner.materialise import materialise
-from runner.patching import apply_diff, diff
 
 __all__ = [
-    "apply_diff",
     "canonical",
     "changed_constants",
     "check",
     "constants",
-    "diff",
     "effective_sha",
     "literal",
-    "materialise",
     "override",
     "reseed",
     "seed_of",

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from runner.errors import BadValue, PolicyError, Refused
-from runner.sources import constants, materialise
+from runner.materialise import materialise
+from runner.sources import constants
 
 PREPARE = "MAX_SEQ_LEN = 2048       # context\nTIME_BUDGET = 300        # seconds (5 minutes)\nEVAL_TOKENS = 40 * 524288\n"
 

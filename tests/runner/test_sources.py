@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner import sources
+from runner import patching, sources
 from runner.errors import BadValue, UnknownName
 
 SCRIPT = '''"""A training script."""
@@ -186,18 +186,18 @@ lines = st.lists(st.sampled_from(["a", "b", "c", "", "  d", "-- e", "++ f", "\f"
 def test_diffs_apply_to_what_they_were_made_of(a: list[str], b: list[str], a_open: bool, b_open: bool) -> None:
     old = "\n".join(a) + ("" if a_open or not a else "\n")
     new = "\n".join(b) + ("" if b_open or not b else "\n")
-    patch = sources.diff(old, new, "a/train.py", "b/train.py")
+    patch = patching.diff(old, new, "a/train.py", "b/train.py")
     assert (patch == "") == (old == new)
     if patch and old:
-        assert sources.apply_diff(old, patch) == new
+        assert patching.apply_diff(old, patch) == new
 
 
 def test_a_diff_from_an_agent_with_wrong_counts_still_applies() -> None:
     patch = ("diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1,99 +1,99 @@\n"
              ' HEAD_DIM = 128\n-WINDOW_PATTERN = "SSSL"\n+WINDOW_PATTERN = "L"\n')
-    assert sources.apply_diff(SCRIPT, patch) == SCRIPT.replace("SSSL", "L")
+    assert patching.apply_diff(SCRIPT, patch) == SCRIPT.replace("SSSL", "L")
     crlf = SCRIPT.replace("\n", "\r\n")
-    assert sources.apply_diff(crlf, patch) == crlf.replace("SSSL", "L")
+    assert patching.apply_diff(crlf, patch) == crlf.replace("SSSL", "L")
 
 
 @pytest.mark.parametrize(("patch", "says"), [
@@ -209,7 +209,7 @@ def test_a_diff_from_an_agent_with_wrong_counts_still_applies() -> None:
 ])
 def test_a_diff_that_does_not_fit_says_where(patch: str, says: str) -> None:
     with pytest.raises(BadValue, match=says):
-        sources.apply_diff(SCRIPT, patch)
+        patching.apply_diff(SCRIPT, patch)
 
 
 def test_a_script_is_reseeded_where_it_keeps_its_seed() -> None:
