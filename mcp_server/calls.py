@@ -203,10 +203,11 @@ def unknown_hint(name: str, known: list[str]) -> str:
     """What the caller most likely meant by an argument that does not exist."""
     if "overrides" in known and re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
         return f"Constants of the script go into overrides: overrides={{{name!r}: ...}}."
-    near = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.6)
+    near = difflib.get_close_matches(name.lower(), known, n=2, cutoff=0.7)
     if near:
         return f"Did you mean {' or '.join(repr(n) for n in near)}?"
-    return "If it is a constant of the script, it goes into overrides by its own name." if "overrides" in known else ""
+    upper = repr(name.upper()) if name.isidentifier() else "NAME"
+    return f"A constant of the script goes into overrides by its own name: overrides={{{upper}: ...}}." if "overrides" in known else ""
 
 
 WORDS = {"integer": "a whole number", "number": "a number", "string": "text", "boolean": "true or false", "null": "null"}

@@ -11,7 +11,7 @@ from mcp_server.answers import Answer, Table
 from mcp_server.calls import Call
 from mcp_server.reads import RunId
 from mcp_server.submitting import GpuType, RequestId, submitted
-from runner import news, queries, verbs
+from runner import news, queries, replays, verbs
 from runner.errors import BadValue
 from runner.lab import Lab
 from runner.records import Phase, Run
@@ -47,9 +47,11 @@ def decide(
                 f"gpu_type, budget_s and seeds do not belong to action='{action}'.",
                 next_step="Use action='promote' or 'repeat' for new runs.",
             )
+        replay = replays.answered(lab, call.who, request_id)
         if request_id is not None or (run.verdict, run.verdict_by, run.verdict_why) != (action, call.who, why):
             run = verbs.decide(lab, id, action, who=call.who, why=why, override=override, request_id=request_id)
-        return Answer(facts={"id": run.id, "verdict": run.verdict, "why": run.verdict_why, "val_bpb": run.val_bpb})
+        facts = {"id": run.id, "verdict": run.verdict, "why": run.verdict_why, "val_bpb": run.val_bpb}
+        return Answer(facts=facts, notes=[verbs.ANSWERED] if replay else [])
     if action == "repeat":
         if gpu_type is not None or budget_s is not None:
             raise BadValue(

@@ -118,7 +118,7 @@ def gpu_row(gpu: dict[str, Any], full: bool) -> list[Any]:
         sample = gpu.get("sample") or {}
         row.append(rounded(gpu.get("mfu_at_clock_percent"), 1))
         row += [sample.get(k) for k in ("util_pct", "mem_used_mib", "power_w", "power_limit_w", "temp_c")]
-        row += [gpu.get("tok_s"), gpu.get("sample_age_s"), gpu["uuid"]]
+        row += [gpu.get("tok_s"), rounded(gpu.get("sample_age_s"), 1), gpu["uuid"]]
     return row
 
 

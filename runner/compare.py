@@ -15,6 +15,8 @@ from runner.lab import Lab
 from runner.records import Json, Purpose, Run
 from runner.submitting import trainer_text
 
+MOST_CHANGES = 8  # constants named in one line of a table
+
 
 def relative(lab: Lab, run: Run) -> Run | None:
     """The run another is compared with: its parent, else its base; None for one that started from the trainer's own script."""
@@ -57,8 +59,11 @@ def diff_of(lab: Lab, run: Run) -> tuple[str, str]:
 
 
 def tried(lab: Lab, runs: Iterable[Run]) -> dict[str, Json]:
-    """What each run tried, by its id: its cell, else the constants that differ from what it is compared with; `source` says how many other
-    lines are new and gone ("+12 −3"). Empty for a baseline, and for a repeat of what it is compared with."""
+    """What each run tried, by its id: its cell, else the constants that differ from what it is compared with, where it has them.
+
+    `source` says how many other lines are new and gone ("+12 −3"), `more` how many further constants differ. Empty for a baseline, and for
+    a repeat of what it is compared with.
+    """
     runs = list(runs)
     first = next(iter(lab.store.runs("purpose = 'baseline'", limit=1)), None) if any(not run.cell for run in runs) else None
     known: dict[str, Run | None] = {}
@@ -78,9 +83,11 @@ def tried(lab: Lab, runs: Iterable[Run]) -> dict[str, Json]:
 def _tried(lab: Lab, run: Run, other: Run | None) -> Json:
     if other is None:
         return dict(run.overrides)
-    changed = {name: now for name, (_, now) in changes_between(other, run).items()}
+    changed = {name: now for name, (_, now) in changes_between(other, run).items() if name in run.constants}
     lines = other_lines(lab, other.source_sha, run.source_sha, frozenset(changed))
-    return {**changed, **({"source": lines} if lines else {})}
+    shown = dict(list(changed.items())[:MOST_CHANGES])
+    more = {"more": len(changed) - len(shown)} if len(changed) > len(shown) else {}
+    return {**shown, **more, **({"source": lines} if lines else {})}
 
 
 def other_lines(lab: Lab, before: str, after: str, constants: frozenset[str]) -> str:

@@ -548,7 +548,8 @@ async def test_verdicts_and_cancellations_are_done_once_for_a_request_id(agent: 
     finish(lab, "r0001", 1.0)
     await agent("decide", id="r0001", action="discard", why="no gain", request_id="v")
     verbs.decide(lab, "r0001", "keep", who="tui", why="I like it", override=True)
-    assert (await agent("decide", id="r0001", action="discard", why="no gain", request_id="v"))["verdict"] == "keep"
+    again = await agent("decide", id="r0001", action="discard", why="no gain", request_id="v")
+    assert again["verdict"] == "keep" and again["notes"] == [verbs.ANSWERED]
     assert "another request" in await agent.fails("decide", id="r0001", action="keep", why="other", override=True, request_id="v")
     first = await agent("cancel", wave="w1", request_id="c")
     assert first["asked"] == 1 and "taken from the queue at once" in first["outlook"] and "wait_for_results" in first["next"]
@@ -585,6 +586,9 @@ async def test_what_a_code_change_changes_is_told(agent: Agent, lab: Lab) -> Non
         "r0003": {"MATRIX_LR": 0.1},
         "r0004": {"source": "+1 −0"},
     }
+    await agent("run_experiment", source="".join(f"C{n} = {n}\n" for n in range(20)) + "print(C0)\n")
+    last = rows_of(await agent("list_runs", limit=1), "runs")[0]["changed"]
+    assert last == {**{f"C{n}": n for n in range(8)}, "more": 12, "source": "+1 −11"}, "constants that are gone are lines"
     finish(lab, "r0002", 0.9)
     row = rows_of(await agent("wait_for_results", ids=["r0002"]), "results")[0]
     assert row["what"] == {"DEPTH": 12, "source": "+3 −0"}
