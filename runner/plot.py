@@ -6,7 +6,7 @@ Every text from outside is cleaned and escaped; non-finite numbers never reach a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
@@ -100,9 +100,9 @@ def progress_svg(dots: Sequence[Dot], title: str, *, width: int = 960, height: i
     return _frame(width, height, title, [*body, _text(left, bottom + 36, legend, QUIET, "start", 11)])
 
 
-def slots_svg(bars: Sequence[Bar], title: str, *, width: int = 960) -> str:
-    """A lane for each GPU, a bar for each run, coloured by its outcome: the gaps are what was idle."""
-    lanes = sorted({b.lane for b in bars})
+def slots_svg(bars: Sequence[Bar], title: str, *, lanes: Iterable[str] = (), width: int = 960) -> str:
+    """A lane for each GPU (those of `lanes` also without a run), a bar for each run in the colour of its outcome: gaps were idle."""
+    lanes = sorted({*lanes, *(b.lane for b in bars)})
     good = [b for b in bars if math.isfinite(b.start) and math.isfinite(b.end) and b.end > b.start]
     if not good:
         return _frame(width, 80, title, [_text(width / 2, 56, "no run has started yet", QUIET, "middle")])

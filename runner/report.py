@@ -17,7 +17,7 @@ from runner.board import trust_word
 from runner.errors import BadValue, LabError
 from runner.lab import Lab
 from runner.plot import Bar, Dot, progress_svg, slots_svg
-from runner.records import Json, Outcome, Phase, Run, Trust, Verdict
+from runner.records import GpuState, Json, Outcome, Phase, Run, Trust, Verdict
 from runner.research.classes import gpu_of
 from runner.text import ago, bpb, markdown_cell, one_line, percent, signed
 
@@ -28,26 +28,52 @@ AGENT_S = 60.0  # thinking between two runs of a sequential agent: about 30 s to
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """All that the report is made of; times in seconds, `start` is the first start of a run, `end` the last end."""
+    """All that the report is made of.
+
+    `start` is the first start of a run, `end` the last end, by the wall clock; durations are seconds of the runs' own clock, of which a
+    simulated night has `1 / pace` in a second. `lanes` are the GPUs by UUID: every one that could have worked, also those that never did.
+    """
 
     lab: str
     runs: list[Run]
     board: Json
     start: float
     end: float
-    slots: int
+    lanes: dict[str, str]
+    pace: float
     busy_s: float
-    training_s: float
 
     @property
-    def hours(self) -> float:
+    def slots(self) -> int:
+        """GPUs that could have worked."""
+        return len(self.lanes)
+
+    @property
+    def long_s(self) -> float:
         """From the first start to the last end."""
-        return (self.end - self.start) / 3600
+        return (self.end - self.start) / self.pace
 
     @property
     def slot_s(self) -> float:
         """Seconds that the GPUs could have worked."""
-        return self.slots * (self.end - self.start)
+        return self.slots * self.long_s
+
+    @property
+    def training_s(self) -> float:
+        """Seconds of training that gave a result."""
+        return sum(self.trained_s(r) for r in self.runs)
+
+    def hours(self, at: float | None) -> float:
+        """Hours from the start to a moment, the end when there is none."""
+        return ((self.end if at is None else at) - self.start) / self.pace / 3600
+
+    def lasted_s(self, run: Run) -> float:
+        """How long a run had its GPU."""
+        return max(0.0, (run.ended_at or self.end) - (run.started_at or self.end)) / self.pace
+
+    def trained_s(self, run: Run) -> float:
+        """How much of that was counted training of a run with a result."""
+        return min(run.training_s or 0.0, self.lasted_s(run)) if run.outcome == Outcome.COMPLETED else 0.0
 
 
 def gather(lab: Lab) -> Night:
@@ -57,19 +83,50 @@ def gather(lab: Lab) -> Night:
         raise LabError("No run has started in this lab yet, so there is nothing to report.", next_step="Submit one: `overnight run`.")
     now = time.time()
     start = min(r.started_at or now for r in runs)
-    end = max((r.ended_at or now) for r in runs)
-    slots = {r.gpu_uuid or f"{r.host}" for r in runs}
-    busy = sum((r.ended_at or now) - (r.started_at or now) for r in runs)
-    return Night(
-        str(lab.path),
-        runs,
-        board.leaderboard(lab, limit=TOP),
-        start,
-        max(end, start + 1.0),
-        len(slots),
-        busy,
-        sum(min(r.training_s or 0.0, (r.ended_at or now) - (r.started_at or now)) for r in runs),  # simulated clocks run faster
-    )
+    end = max(start + 1.0, max(now if r.ended_at is None else r.ended_at for r in runs))
+    pace = pace_of(runs)
+    busy = busy_s(runs, end) / pace
+    return Night(str(lab.path), runs, board.leaderboard(lab, limit=TOP), start, end, lanes_of(lab, runs), pace, busy)
+
+
+def pace_of(runs: Iterable[Run]) -> float:
+    """Seconds of the wall clock in a second of the runs' own: 1, less where the GPUs are simulated on a faster clock."""
+    both = [(r.ended_at - r.started_at, r.wall_s) for r in runs if r.started_at is not None and r.ended_at is not None and r.wall_s]
+    real, own = sum(b[0] for b in both), sum(b[1] for b in both)
+    return real / own if own > 0 and 0 < real < 0.8 * own else 1.0
+
+
+def lane_of(run: Run) -> str:
+    """What a run had to itself: its GPU, or its host's one slot."""
+    return run.gpu_uuid or f"{run.host}"
+
+
+def lanes_of(lab: Lab, runs: Iterable[Run]) -> dict[str, str]:
+    """Name by UUID of every GPU that a run had, or that could have had one: those that others use and those of removed hosts could not."""
+    here = {h.name for h in lab.store.hosts() if h.state != "removed"}
+    known = {g.uuid: g for g in lab.store.gpus()}
+    used = {lane_of(r): r.host or "?" for r in runs}
+    free = {g.uuid: g.host for g in known.values() if g.host in here and g.state != GpuState.FOREIGN}
+    names: dict[str, str] = {}
+    for uuid, host in {**free, **used}.items():
+        gpu = known.get(uuid)
+        index = gpu.idx if gpu is not None else len(names)
+        names[uuid] = host if index is None else f"{host}:{index:02d}"
+    return names
+
+
+def busy_s(runs: Iterable[Run], end: float) -> float:
+    """Wall-clock seconds in which a GPU had a run, over all GPUs; where two are recorded at once, it was busy once."""
+    spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for run in runs:
+        spans[lane_of(run)].append((run.started_at or end, run.ended_at or end))
+    total = 0.0
+    for lane in spans.values():
+        until = float("-inf")
+        for begin, finish in sorted(lane):
+            total += max(0.0, finish - max(begin, until))
+            until = max(until, finish)
+    return total
 
 
 def ranked(night: Night) -> list[Run]:
@@ -95,7 +152,7 @@ def write_report(lab: Lab, folder: Path) -> Path:
         own_folder(lab, folder.parent)
         folder.mkdir(exist_ok=True)
         (folder / "progress.svg").write_text(progress(night), encoding="utf-8")
-        (folder / "slots.svg").write_text(slots_svg(bars(night), "What each GPU did"), encoding="utf-8")
+        (folder / "slots.svg").write_text(slots_svg(bars(night), "What each GPU did", lanes=night.lanes.values()), encoding="utf-8")
         (folder / "report.md").write_text(markdown(night), encoding="utf-8")
     except OSError as error:
         raise LabError(
@@ -124,10 +181,7 @@ def write_plot(lab: Lab, path: Path) -> None:
 
 def progress(night: Night) -> str:
     """The progress picture of the class and budget with most results."""
-    dots = [
-        Dot(((r.ended_at or night.end) - night.start) / 3600, value(r), r.verdict == Verdict.KEEP, f"{r.id} {r.hypothesis or ''}")
-        for r in ranked(night)
-    ]
+    dots = [Dot(night.hours(r.ended_at), value(r), r.verdict == Verdict.KEEP, f"{r.id} {r.hypothesis or ''}") for r in ranked(night)]
     found = night.board
     where = f", {gpu_of(found['class'])}" if found["class"] else ""
     return progress_svg(dots, f"val_bpb{where}, {found['budget_s']:g} s" if found["budget_s"] else "val_bpb")
@@ -135,14 +189,10 @@ def progress(night: Night) -> str:
 
 def bars(night: Night) -> list[Bar]:
     """Every run on its GPU."""
-    index: dict[str, dict[str, int]] = defaultdict(dict)
-    out = []
-    for run in night.runs:
-        host, uuid = run.host or "?", run.gpu_uuid or "?"
-        lane = f"{host}:{index[host].setdefault(uuid, len(index[host])):02d}"
-        start = ((run.started_at or night.end) - night.start) / 3600
-        out.append(Bar(lane, start, ((run.ended_at or night.end) - night.start) / 3600, str(run.outcome or run.phase), run.id))
-    return out
+    return [
+        Bar(night.lanes[lane_of(r)], night.hours(r.started_at), night.hours(r.ended_at), str(r.outcome or r.phase), r.id)
+        for r in night.runs
+    ]
 
 
 def markdown(night: Night) -> str:
@@ -169,7 +219,8 @@ def _head(night: Night) -> str:
         "# The night",
         "",
         f"Lab `{one_line(night.lab, 200)}`, {_when(night.start)} to {_when(night.end)} "
-        f"({ago(night.end - night.start)}), {_count(night.slots, 'slot')}.",
+        f"({ago(night.end - night.start)}), {_count(night.slots, 'slot')}."
+        + ("" if night.pace == 1 else f" The GPUs are simulated: durations below are of their clock, {1 / night.pace:.0f} times as fast."),
         "",
         f"**{_count(len(night.runs), 'run')}** started, {_count(len(ended), 'run')} ended: "
         + ", ".join(f"{n} {o}" for o, n in sorted(counts.items(), key=lambda c: -c[1]))
@@ -277,23 +328,23 @@ def _time(night: Night) -> str:
     """Shares of the slot seconds, and what was spent for nothing."""
     spent: dict[str, float] = defaultdict(float)
     for run in night.runs:
-        wall = (run.ended_at or night.end) - (run.started_at or night.end)
+        lasted = night.lasted_s(run)
         if run.outcome == Outcome.COMPLETED:
-            spent["training that counts"] += min(run.training_s or 0.0, wall)
-            spent["around the training (start, compile, evaluation)"] += max(0.0, wall - (run.training_s or 0.0))
+            spent["training that counts"] += night.trained_s(run)
+            spent["around the training (start, compile, evaluation)"] += lasted - night.trained_s(run)
         elif run.phase != Phase.ENDED:
-            spent["still running"] += wall
+            spent["still running"] += lasted
         else:
-            spent[f"{run.outcome} runs"] += wall
-    spent["idle slots"] = max(0.0, night.slot_s - night.busy_s)
+            spent[f"{run.outcome} runs"] += lasted
+    spent["idle slots"] = night.slot_s - night.busy_s
     rows = [
         [name, f"{seconds / 3600:.2f}", percent(100 * seconds / night.slot_s)]
         for name, seconds in sorted(spent.items(), key=lambda s: -s[1])
     ]
-    busy, training = percent(100 * min(1.0, night.busy_s / night.slot_s)), percent(100 * night.training_s / night.slot_s)
+    busy, training = percent(100 * night.busy_s / night.slot_s), percent(100 * night.training_s / night.slot_s)
     head = (
         f"Busy share **{busy}**, training share **{training}** of {night.slot_s / 3600:.2f} slot hours "
-        f"({_count(night.slots, 'slot')} for {night.hours:.2f} h)."
+        f"({_count(night.slots, 'slot')} for {night.long_s / 3600:.2f} h)."
     )
     return f"## Where the GPU time went\n\n{head}\n\n" + _table(["what", "slot hours", "share"], rows)
 
@@ -304,8 +355,9 @@ def alone_s(night: Night) -> tuple[float, float] | None:
     if not found:
         return None
     best = min(found, key=lambda r: (value(r), r.ended_at or 0.0))
-    until = [r for r in night.runs if r.ended_at is not None and r.ended_at <= (best.ended_at or night.end)]
-    return (best.ended_at or night.end) - night.start, sum((r.ended_at or 0) - (r.started_at or 0) + AGENT_S for r in until)
+    there = best.ended_at or night.end
+    until = [r for r in night.runs if r.ended_at is not None and r.ended_at <= there and r.purpose != "verify"]
+    return (there - night.start) / night.pace, sum(night.lasted_s(r) + AGENT_S for r in until)
 
 
 def _alone(night: Night) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def test_a_night_that_can_be_counted(tmp_path: Path) -> None:
             lab, val, at=start - 340, gpu_uuid=uuid, overrides={"LR": n} if n else {}, purpose="baseline" if n == 0 else "experiment"
         )
     night = gather(lab)
-    assert (night.slots, night.busy_s, night.training_s) == (2, 4 * 340.0, 4 * 300.0)
+    assert (night.slots, night.busy_s, night.training_s) == (2, 4 * 340.0, 3 * 300.0)
     assert night.end - night.start == pytest.approx(1340.0)
     real, single = alone_s(night) or (0.0, 0.0)
     assert real == pytest.approx(1340.0)
@@ -32,6 +33,76 @@ def test_a_night_that_can_be_counted(tmp_path: Path) -> None:
     assert "Busy share **50.7%**" in text  # 1,360 of 2 x 1,340 slot seconds
     assert "1.2 times as long" in text  # 1,600 s for 1,340 s
     assert "| crashed runs | 0.09 | 12.7% |" in text
+
+
+def test_a_gpu_that_never_worked_was_idle_all_night(tmp_path: Path) -> None:
+    """Four GPUs are there, one worked the whole time: a quarter was busy. A GPU that others use was not ours to fill."""
+    lab = scenes.empty_lab(tmp_path)
+    lab.store.upsert_host("alpha", kind="ssh", state="up", since=0.0, paused=0, drain=0)
+    uuids = [rows.add_gpu(lab, "alpha", i, rows.H100) for i in range(5)]
+    lab.store.upsert_gpu(uuids[4], state="foreign", reason="somebody else's process")
+    rows.ended(lab, 0.9, at=0, gpu_uuid=uuids[2])
+    night = gather(lab)
+    assert (night.slots, night.busy_s) == (4, 340.0)
+    text = markdown(night)
+    assert "Busy share **25.0%**, training share **22.1%**" in text and "| idle slots | 0.28 | 75.0% |" in text
+    assert sorted(night.lanes.values()) == ["alpha:00", "alpha:01", "alpha:02", "alpha:03"]
+
+
+def test_a_simulated_clock_is_told_and_counted_in_its_own_seconds(tmp_path: Path) -> None:
+    """Runs of 340 s that took 34 s: training is still 300 of 340, and an agent's minute is a minute of the same clock."""
+    lab = scenes.empty_lab(tmp_path)
+    for start in (100, 60):
+        rows.ended(lab, start / 100, at=start - 34, gpu_uuid="a", started_at=rows.NOW - start)
+    night = gather(lab)
+    assert night.pace == pytest.approx(0.1)
+    assert (night.busy_s, night.training_s, night.long_s) == pytest.approx((680.0, 600.0, 740.0))
+    assert alone_s(night) == pytest.approx((740.0, 2 * 400.0))
+    assert "simulated" in markdown(night) and "10 times as fast" in markdown(night)
+    assert "around the training (start, compile, evaluation) | 0.02 |" in markdown(night)
+
+
+def test_two_runs_recorded_on_one_gpu_at_once_make_it_busy_once(tmp_path: Path) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    rows.ended(lab, 0.9, at=0, gpu_uuid="a", started_at=rows.NOW - 340)
+    rows.ended(lab, None, at=100, gpu_uuid="a", started_at=rows.NOW - 400, outcome="lost")
+    night = gather(lab)
+    assert night.busy_s == pytest.approx(400.0) and night.long_s == pytest.approx(400.0)
+    assert "Busy share **100.0%**" in markdown(night) and "| idle slots | 0.00 | 0.0% |" in markdown(night)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_shares_add_up_on_any_night(tmp_path: Path, seed: int) -> None:
+    """Against another way to count: the second-by-second occupation of each GPU."""
+    rng, lab = random.Random(seed), scenes.empty_lab(tmp_path)
+    gpus, speed = rng.randint(1, 6), rng.choice([1, 1, 10])
+    lab.store.upsert_host("alpha", kind="ssh", state="up", since=0.0, paused=0, drain=0)
+    uuids = [rows.add_gpu(lab, "alpha", i, rows.H100) for i in range(gpus)]
+    occupied, trained, first, last = 0, 0.0, 10**9, 0
+    for uuid in uuids if gpus == 1 else uuids[: rng.randint(1, gpus)]:
+        clock = rng.randint(0, 50)
+        for _ in range(rng.randint(1, 12)):
+            clock += rng.randint(0, 40)
+            begin, clock = clock, clock + rng.randint(20, 90)
+            good = rng.random() < 0.7
+            took = (clock - begin) * speed
+            facts = {"wall_s": float(took), "training_s": 0.8 * took, "total_s": float(took), "started_at": rows.NOW - 5000 + begin}
+            rows.ended(lab, 0.9 + rng.random() / 10 if good else None, at=5000 - clock, gpu_uuid=uuid, **facts)
+            occupied, trained = occupied + took, trained + (0.8 * took if good else 0.0)
+            first, last = min(first, begin), max(last, clock)
+    night = gather(lab)
+    assert (night.busy_s, night.training_s) == pytest.approx((occupied, trained))
+    assert night.slot_s == pytest.approx(gpus * (last - first) * speed)
+    shares = [float(line.split("|")[3].strip(" %")) for line in _table_of(markdown(night), "Where the GPU time went")]
+    assert sum(shares) == pytest.approx(100.0, abs=0.1 * len(shares))
+    best = min((r for r in night.runs if r.val_bpb is not None), key=lambda r: r.val_bpb or 9.0, default=None)
+    if best is not None:
+        before = [r for r in night.runs if r.ended_at <= best.ended_at]  # type: ignore[operator]
+        assert alone_s(night) == pytest.approx(((best.ended_at - night.start) * speed, sum((r.wall_s or 0) + 60 for r in before)))  # type: ignore[operator]
+
+
+def _table_of(text: str, title: str) -> list[str]:
+    return [line for line in text.split(f"## {title}")[1].split("\n## ")[0].splitlines() if line.startswith("| ")][1:]
 
 
 def test_phases_follow_what_is_varied(tmp_path: Path) -> None:
