@@ -222,8 +222,8 @@ def _head(night: Night) -> str:
         f"({ago(night.end - night.start)}), {_count(night.slots, 'slot')}."
         + ("" if night.pace == 1 else f" The GPUs are simulated: durations below are of their clock, {1 / night.pace:.0f} times as fast."),
         "",
-        f"**{_count(len(night.runs), 'run')}** started, {_count(len(ended), 'run')} ended: "
-        + ", ".join(f"{n} {o}" for o, n in sorted(counts.items(), key=lambda c: -c[1]))
+        f"**{_count(len(night.runs), 'run')}** started, {_count(len(ended), 'run')} ended"
+        + (": " + ", ".join(f"{n} {o}" for o, n in sorted(counts.items(), key=lambda c: -c[1])) if counts else "")
         + ".",
     ]
     if best:
@@ -337,16 +337,17 @@ def _time(night: Night) -> str:
         else:
             spent[f"{run.outcome} runs"] += lasted
     spent["idle slots"] = night.slot_s - night.busy_s
+    unit, size = ("hours", 3600.0) if night.slot_s >= 3600 else ("minutes", 60.0)
     rows = [
-        [name, f"{seconds / 3600:.2f}", percent(100 * seconds / night.slot_s)]
+        [name, f"{seconds / size:.2f}", percent(100 * seconds / night.slot_s)]
         for name, seconds in sorted(spent.items(), key=lambda s: -s[1])
     ]
     busy, training = percent(100 * night.busy_s / night.slot_s), percent(100 * night.training_s / night.slot_s)
     head = (
-        f"Busy share **{busy}**, training share **{training}** of {night.slot_s / 3600:.2f} slot hours "
-        f"({_count(night.slots, 'slot')} for {night.long_s / 3600:.2f} h)."
+        f"Busy share **{busy}**, training share **{training}** of {night.slot_s / size:.2f} slot {unit} "
+        f"({_count(night.slots, 'slot')} for {ago(night.long_s)})."
     )
-    return f"## Where the GPU time went\n\n{head}\n\n" + _table(["what", "slot hours", "share"], rows)
+    return f"## Where the GPU time went\n\n{head}\n\n" + _table(["what", f"slot {unit}", "share"], rows)
 
 
 def alone_s(night: Night) -> tuple[float, float] | None:
