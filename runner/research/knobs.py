@@ -13,6 +13,7 @@ from typing import Any
 NEVER = ("SEED", "HEAD_DIM", "VOCAB", "MAX_SEQ_LEN", "SEQ_LEN", "TIME_BUDGET", "EVAL_TOKENS")
 _ONE_MINUS = ("BETA", "MOMENTUM")
 _SHARES = ("RATIO", "FRAC")
+_WEIGHS = ("DEPTH", "LAYER", "WIDTH", "DIM", "EMB", "HEAD", "ASPECT", "DEVICE_BATCH")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,16 @@ class Knob:
     name: str
     kind: str
     unit: float = 1.0
+
+    @property
+    def grows(self) -> bool:
+        """Whether a longer budget wants more of it: the total batch and the width, not the rows of one pass."""
+        return self.kind in ("pow2", "whole") and "DEVICE" not in self.name
+
+    @property
+    def weighs(self) -> bool:
+        """Whether more of it needs more memory, as far as the name tells."""
+        return self.kind in ("pow2", "whole", "count") and any(word in self.name for word in _WEIGHS)
 
     def to(self, value: float) -> float:
         """The coordinate of a value."""

@@ -1,8 +1,7 @@
-"""Strategies that search without a language model, by ask and tell: greedy one at a time, and waves.
+"""Strategies that search without a language model, by ask and tell: greedy one at a time, and plain waves. See balanced.py for the best.
 
-`Waves` is what tests/bench/night.py found best, and what `tune` and program.md use: repeat the base, change one constant at a time around
-it, lay a parabola per constant through all results so far, step to where they are lowest, and check that step with repeats against the
-old base. Nothing here runs or stores anything.
+`Waves`: repeat the base, change one constant at a time around it, lay a parabola per constant through all results so far, step to where
+they are lowest, and check that step with repeats against the old base. Nothing here runs or stores anything.
 """
 
 from __future__ import annotations
@@ -49,12 +48,11 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A result in the model's memory; results of another block (GPU type, budget) share slopes and bends, not the level."""
+    """A result in the model's memory."""
 
     constants: Constants
     value: float
     weight: float = 1.0
-    block: str = ""
 
 
 class Strategy(Protocol):
@@ -297,18 +295,16 @@ class _Model:
         x = np.array([[knobs[n].to(seen.constants[n]) - self.center[n] for n in self.names] for seen in data], dtype=float)
         y = np.array([seen.value for seen in data], dtype=float)
         near = np.exp(-np.sum(x**2, axis=1) / (4 * s.width**2)) * np.array([seen.weight for seen in data])
-        blocks = sorted({seen.block for seen in data})
-        levels = np.array([[float(seen.block == block) for block in blocks] for seen in data])
         n = len(self.names)
-        design = np.hstack([levels, x, x**2])
-        prior = np.array([1.0] * len(blocks) + [s.slope_prior] * n + [s.bend_prior] * n)
-        expected = np.concatenate([np.zeros(len(blocks) + n), np.full(n, 0.6 * s.bend_prior)])  # optima are valleys more often than ridges
-        expected[: len(blocks)] = [float(np.mean(y[levels[:, b] > 0])) for b in range(len(blocks))]
+        design = np.hstack([np.ones((len(y), 1)), x, x**2])
+        prior = np.array([1.0] + [s.slope_prior] * n + [s.bend_prior] * n)
+        expected = np.concatenate([np.zeros(1 + n), np.full(n, 0.6 * s.bend_prior)])  # optima are valleys more often than ridges
+        expected[0] = float(np.mean(y))
         weights = near / max(sd, 2e-4) ** 2
         precision = design.T @ (design * weights[:, None]) + np.diag(1 / prior**2)
         covariance: Array = np.linalg.inv(precision)
         beta: Array = expected + covariance @ (design.T @ (weights * (y - design @ expected)))
-        self.covariance, self.beta = covariance[len(blocks) :, len(blocks) :], beta[len(blocks) :]
+        self.covariance, self.beta = covariance[1:, 1:], beta[1:]
 
     def change(self, name: str, at: float) -> tuple[float, float]:
         """What moving one knob to a coordinate changes, with its standard error."""
@@ -318,45 +314,3 @@ class _Model:
         row[i], row[n + i] = t, t * t
         return float(row @ self.beta), math.sqrt(max(float(row @ self.covariance @ row), 0.0))
 
-
-class Staged:
-    """Waves at a short budget on the screening type, then small ones at the full budget on the target type, starting there."""
-
-    def __init__(
-        self,
-        start: Mapping[str, Any],
-        *,
-        size: int,
-        budget_s: float,
-        screen_s: float,
-        screen_waves: int = 1,
-        confirm_size: int = 16,
-        only: list[str] | None = None,
-        carried: float = 0.2,
-        mend: Mend = dict,
-    ) -> None:
-        self.carried = carried
-        self.budget_s, self.only, self.screen_waves, self.confirm_size, self.mend = budget_s, only, screen_waves, confirm_size, mend
-        self.inner = Waves(dict(start), size, only, budget_s=screen_s, mend=mend)
-        self.screening = True
-
-    @property
-    def incumbent(self) -> Constants:
-        """What would be handed over now."""
-        return self.inner.incumbent
-
-    def ask(self) -> list[Trial]:
-        """The next wave of the present stage."""
-        return self.inner.ask()
-
-    def tell(self, results: Sequence[Told]) -> None:
-        """Learn; the screening ends after its waves, or when two in a row bring no step."""
-        self.inner.tell(results)
-        if self.screening and (self.inner.waves >= self.screen_waves or self.inner.still >= 2):
-            self.screening = False
-            start = dict(self.inner.base)
-            learned = [Seen(seen.constants, seen.value, seen.weight * self.carried, "screen") for seen in self.inner.data]
-            # Whole steps again: small ones drown in the noise of a few cards.
-            settings = Settings(least_step=0.6)
-            self.inner = Waves(start, self.confirm_size, self.only, settings, budget_s=self.budget_s, confirm=True, mend=self.mend)
-            self.inner.data += learned

@@ -1,6 +1,6 @@
 """A simulated night: strategies on a response surface, through the real store, scheduler and research code, with time compressed.
 
-    python -m tests.bench.night [--surface FILE] [--seeds 20] [--only greedy,waves,promotion,staged] [--json OUT]
+    python -m tests.bench.night [--surface FILE] [--seeds 20] [--only greedy,waves,balanced,promotion,staged] [--json OUT]
 
 FILE is any Python module with `score(constants, gpu, budget_s, seed)` and `DEFAULTS`; the product's own is the default. Printed for each
 strategy: hours and GPU-hours until what it would hand over is within 0.002 of the surface's best value (noise-free) on the target type.
@@ -31,9 +31,10 @@ from runner.engines import surface as builtin
 from runner.lab import Lab, open_lab
 from runner.records import Outcome, Phase, Purpose, Submission
 from runner.research import pruning, trust
+from runner.research.balanced import Balanced, Rung, ladder
 from runner.research.classes import class_key
 from runner.research.knobs import knobs_of, mended_batch
-from runner.research.strategy import Greedy, Staged, Strategy, Told, Trial, Waves
+from runner.research.strategy import Greedy, Strategy, Told, Trial, Waves
 
 TOLERANCE = 0.002
 BUDGET_S = 300.0
@@ -259,8 +260,13 @@ class Entry:
 
 
 def staged(surface: Surface, seed: int) -> Strategy:
-    """One wave at a third of the budget on the screening type, then waves on the target type."""
-    return Staged(surface.start, size=16, budget_s=BUDGET_S, screen_s=BUDGET_S / 3, mend=mend)
+    """One wave of single changes at a third of the budget on the screening type, then small balanced waves on the target type."""
+    return Balanced(dict(surface.start), ladder(BUDGET_S), mend=mend, seed=seed)
+
+
+def balanced(surface: Surface, seed: int) -> Strategy:
+    """The same search at the full budget on one type: what program.md and `tune` use."""
+    return Balanced(dict(surface.start), (Rung(BUDGET_S),), mend=mend, seed=seed)
 
 
 def greedy(surface: Surface, seed: int) -> Strategy:
@@ -269,16 +275,17 @@ def greedy(surface: Surface, seed: int) -> Strategy:
 
 
 def waves(surface: Surface, seed: int) -> Strategy:
-    """What program.md and `tune` use."""
+    """Plain waves: one-factor changes around a base, whose gains are combined."""
     return Waves(dict(surface.start), 16, mend=mend)
 
 
 MIXED = ("H100",) * 13 + ("H200",) * 3
 ENTRIES = (
     Entry("greedy", "greedy, one at a time, on 1 GPU", ("H200",), "H200", None, "off", greedy),
-    Entry("waves", "waves on 16", ("H200",) * 16, "H200", None, "off", waves),
-    Entry("promotion", "waves with promotion on 13 + 3", MIXED, "H200", "H100", "off", staged),
-    Entry("staged", "waves with pruning and promotion on 13 + 3", MIXED, "H200", "H100", "cautious", staged),
+    Entry("waves", "plain waves on 16", ("H200",) * 16, "H200", None, "off", waves),
+    Entry("balanced", "balanced waves on 16", ("H200",) * 16, "H200", None, "off", balanced),
+    Entry("promotion", "balanced, with promotion, on 13 + 3", MIXED, "H200", "H100", "off", staged),
+    Entry("staged", "balanced, with pruning and promotion, 13 + 3", MIXED, "H200", "H100", "cautious", staged),
 )
 
 
@@ -323,14 +330,15 @@ def table(surface: Surface, results: dict[str, list[Reached]]) -> str:
                 f"{entry.words:44} {statistics.median(hours):9.2f} {statistics.mean(hours):7.2f} {statistics.median(gpu):9.1f} "
                 f"{statistics.mean(gpu):7.1f} {statistics.median(runs):8.0f} {reached:>9}"
             )
-    if {"greedy", "waves"} <= results.keys():
-        lines.append(
-            _ratio("waves on 16 are sooner than greedy on one by", results["greedy"], results["waves"], "hours", "times (target 20)")
-        )
+    for name, words in (("waves", "plain waves are"), ("balanced", "balanced waves are")):
+        if {"greedy", name} <= results.keys():
+            said = f"{words} on 16 sooner than greedy on one by"
+            lines.append(_ratio(said, results["greedy"], results[name], "hours", "times (target 20)"))
     for name, words in (("promotion", "promotion needs"), ("staged", "pruning and promotion need")):
-        if {name, "waves"} <= results.keys():
-            said = f"{words}, of the GPU-hours of plain waves,"
-            lines.append(_ratio(said, results[name], results["waves"], "gpu_hours", "(target 0.60)"))
+        for rival, other in (("waves", "plain"), ("balanced", "balanced")):
+            if {name, rival} <= results.keys():
+                said = f"{words}, of the GPU-hours of {other} waves on 16,"
+                lines.append(_ratio(said, results[name], results[rival], "gpu_hours", "(target 0.60)"))
     return "\n".join(lines)
 
 
@@ -347,7 +355,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="A simulated night: strategies on a response surface.")
     parser.add_argument("--surface", help="a Python file with score() and DEFAULTS (default: the product's own)")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--only", default="greedy,waves,promotion,staged")
+    parser.add_argument("--only", default="greedy,waves,balanced,promotion,staged")
     parser.add_argument("--cap", type=float, default=CAP_HOURS, help="simulated hours after which a night is given up")
     parser.add_argument("--json", help="write every night's figures there")
     args = parser.parse_args(argv)

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.research.balanced import Balanced, ladder
 from runner.research.knobs import knob_of, knobs_of, mended_batch
-from runner.research.strategy import Greedy, Staged, Strategy, Told, Trial, Waves
+from runner.research.strategy import Greedy, Strategy, Told, Trial, Waves
 
 START = {
     "TOTAL_BATCH_SIZE": 2**19,
@@ -109,7 +110,8 @@ def mend(c: dict[str, Any]) -> dict[str, Any]:
     "make",
     [
         lambda: Waves(dict(START), 16, mend=mend),
-        lambda: Staged(START, size=16, budget_s=300.0, screen_s=150.0, mend=mend),
+        lambda: Balanced(dict(START), mend=mend),
+        lambda: Balanced(dict(START), ladder(300.0, pairs=6), mend=mend),
     ],
 )
 def test_waves_find_the_valley_through_noise_and_crashes(make: Callable[[], Strategy]) -> None:
