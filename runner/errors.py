@@ -13,7 +13,8 @@ OvernightError                  a sentence for a person; never a traceback
 ├── EngineError                 an engine could not do what it was asked
 └── DaemonError                 the daemon would not start, or does not answer
 
-Foreign errors are mapped at one seam each: sqlite in store, ssh in engines.ssh, NVML in onhost.sampler, subprocess in engines.local.
+Foreign errors are mapped at one seam each: sqlite in sqlite_errors, ssh in engines.ssh, NVML in onhost.sampler,
+subprocess in engines.local.
 """
 
 from __future__ import annotations
