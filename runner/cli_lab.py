@@ -176,43 +176,14 @@ def decline(
     show_done(lab, ids, [], json=json)
 
 
-def host_rows(lab: Lab, reports: dict[str, Any]) -> list[dict[str, Any]]:
-    """The host objects of FORMAT.md section 5: what is stored of each host, and what a check just found."""
-    now = time.time()
-    stored = {h.name: h for h in lab.store.hosts()}
-    gpus: dict[str, list[str]] = {}
-    for gpu in lab.store.gpus():
-        gpus.setdefault(gpu.host, []).append(gpu.uuid)
-    rows = []
-    for policy in lab.policy().hosts:
-        host = stored.get(policy.name)
-        report = reports.get(policy.name, {})
-        rows.append(
-            {
-                "name": policy.name,
-                "kind": policy.kind,
-                "state": report.get("state") or (host.state if host else "new"),
-                "since_s": now - host.since if host else None,
-                "paused": bool(host and host.paused),
-                "drain": bool(host and host.drain),
-                "error": report.get("error", host.error if host else None),
-                "next": report.get("next") or None,
-                "checks": report.get("checks", []),
-                "gpus": gpus.get(policy.name, []),
-            }
-        )
-    return rows
-
-
 def print_hosts(lab: Lab, rows: list[dict[str, Any]], *, json: bool) -> None:
     """Hosts, then each check that was made."""
     if json:
         emit(lab, {"hosts": rows})
         return
-    words = [("draining" if r["drain"] else "paused" if r["paused"] else r["state"]) for r in rows]
     table(
         ("host", "kind", "state", "for", "gpus", "note"),
-        [(r["name"], r["kind"], w, ago(r["since_s"]), len(r["gpus"]), r["error"]) for r, w in zip(rows, words, strict=True)],
+        [(r["name"], r["kind"], r["state"], ago(r["since_s"]), len(r["gpus"]), r["error"]) for r in rows],
         right="gpus",
     )
     for row in rows:
@@ -229,7 +200,7 @@ def hosts(context: typer.Context, json: JsonFlag = False) -> None:
     """The machines of hosts.toml."""
     if context.invoked_subcommand is None:
         lab = lab_of(context)
-        print_hosts(lab, host_rows(lab, {}), json=json)
+        print_hosts(lab, queries.host_objects(lab), json=json)
 
 
 def known_host(lab: Lab, name: str) -> str:
@@ -248,7 +219,7 @@ def hosts_check(
     wanted = [known_host(lab, n) for n in names or []]
     result = wait_for_answer(lab, verbs.ask(lab, "hosts_check", {"hosts": wanted}, who=WHO))
     reports = {r["name"]: r for r in result.get("hosts", [])}
-    rows = [r for r in host_rows(lab, reports) if not wanted or r["name"] in wanted]
+    rows = [r for r in queries.host_objects(lab, reports) if not wanted or r["name"] in wanted]
     print_hosts(lab, rows, json=json)
     if any(r["error"] or any(c["ok"] is False for c in r["checks"]) for r in rows):
         raise typer.Exit(1)

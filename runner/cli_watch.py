@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 import typer
 
-from runner import queries, verbs
+from runner import queries, states, verbs
 from runner.board import trust_word
 from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answer
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.mfu import under_load
-from runner.records import GpuState, Phase, Run
+from runner.records import Phase, Run
 from runner.submitting import known_run
 from runner.text import ago, bpb, clean, one_line, percent, signed, significant, thousands
 
@@ -38,12 +38,7 @@ def register(app: typer.Typer) -> None:
 def run_line(run: Run) -> str:
     """One run in a few words, for progress."""
     done = percent(None if run.share is None else run.share * 100, 0)
-    return f"{run.id} {run.stage or run.phase} {done}, loss {significant(run.loss)}"
-
-
-def state_word(row: dict[str, Any]) -> str:
-    """The most telling word about a run: its outcome when it has ended, else its stage or phase."""
-    return str(row["outcome"] or row["stage"] or row["phase"])
+    return f"{run.id} {states.run_state(run)} {done}, loss {significant(run.loss)}"
 
 
 def what(hypothesis: str | None, values: dict[str, Any]) -> str:
@@ -59,7 +54,7 @@ def print_runs(rows: list[dict[str, Any]]) -> None:
         [
             (
                 r["id"],
-                state_word(r),
+                states.run_words(r),
                 bpb(r["val_bpb"]),
                 significant(r["loss"]),
                 percent(None if r["share"] is None else 100 * r["share"], 0),
@@ -130,7 +125,7 @@ def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="
             },
         )
         return
-    say(f"{found.id}  {state_word(row)}  val_bpb {bpb(row['val_bpb'])}  {row['trust'] or ''}".rstrip())
+    say(f"{found.id}  {states.run_words(row)}  val_bpb {bpb(row['val_bpb'])}  {row['trust'] or ''}".rstrip())
     for key in (
         "hypothesis",
         "cause_text",
@@ -362,7 +357,7 @@ def gpu_row(row: dict[str, Any]) -> tuple[Any, ...]:
         "-" if sample.get("power_w") is None else f"{amount('power_w', '')}/{amount('power_limit_w', ' W')}",
         amount("temp_c", "°C"),
         thousands(row["tok_s"]),
-        row["reason"],
+        row["note"],
     )
 
 
@@ -378,9 +373,7 @@ def release(
     if json:
         emit(lab, {"gpus": [g for g in queries.gpu_objects(lab) if g["uuid"] == uuid], **result})
     else:
-        was = str(result.get("was"))
-        held = was == GpuState.QUARANTINED
-        say(f"{uuid} was {was} and is {result.get('state')} now." if held else f"{uuid} was not quarantined, but {was}.")
+        say(str(result["text"]))
 
 
 def gpu_named(lab: Lab, start: str) -> str:

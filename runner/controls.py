@@ -127,7 +127,7 @@ def accept_policy(lab: Lab, *, who: str) -> None:
     """Put the present hosts.toml in force, also where it loosens a limit; only a human may."""
     if who.startswith("mcp:"):
         raise Refused("The policy is accepted by a human, in the TUI or with `overnight policy accept`.")
-    load_policy(lab.hosts_file)  # what cannot be used is not accepted
+    load_policy(lab.hosts_file, files=True)  # what cannot be used is not accepted
     lab.accept(lab.hosts_file.read_text(encoding="utf-8"))
     lab.store.event(who, "accept_policy", str(lab.hosts_file))
 

@@ -66,9 +66,9 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve until told to stop; runs go on afterwards."""
+        self.roster.load()  # before the first beat: it tells how long nobody watched
         self.beat()
         self.lab.store.set_setting("daemon_stopped", False)
-        self.roster.load()
         upkeep.sweep_stages(self.roster)
         await self.sync_hosts()
         self.every("watch", WATCH_S, self.watch)
@@ -264,15 +264,18 @@ class Daemon:
         self._face_orphans()
 
     def _face_orphans(self) -> None:
-        """Runs on a host that hosts.toml no longer names and that no engine of ours reaches: said so, and ended only when a human asks."""
+        """Runs on a host that hosts.toml no longer names and that we do not reach: said so, and ended only when a human asks."""
+        policy = self.lab.policy()
         for track in list(self.roster.tracks.values()):
             name = track.run.host or ""
-            if name in self.roster.hosts:
+            report = self.roster.reports.get(name)
+            drains = name in self.roster.hosts  # its engine still tries
+            if drains and (policy.host(name) is not None or (report is not None and report.up)):
                 continue
             if track.run.wanted == "cancel":
                 why = f"cancelled while its host {name} was not in hosts.toml; it may still run there"
                 finishing.end(self.roster, track, Outcome.LOST, cause="host_removed", cause_text=why)
-            elif track.run.phase != Phase.UNREACHABLE:
+            elif track.run.phase != Phase.UNREACHABLE and not drains:
                 self.roster.update(track, phase=Phase.UNREACHABLE, unreachable_since=time.time())
                 evidence = f"its host {name} is no longer in hosts.toml: put it back to follow the run, or cancel the run to give it up"
                 self.roster.store.raise_flag(track.run.id, "host_removed", Severity.BAD, evidence)

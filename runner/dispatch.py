@@ -6,12 +6,13 @@ Each step may be cut short by a kill: the row of a run is written before anythin
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from runner import finishing, launch, measuring, reconcile, scheduler, telemetry, verifying
+from runner import finishing, launch, measuring, reconcile, scheduler, states, telemetry, verifying
 from runner.engines.base import Spec
 from runner.errors import EngineError, HostError, LabError, PolicyError, RequestError
 from runner.fitness import TRAINER
@@ -20,6 +21,7 @@ from runner.research import classes
 from runner.roster import left_s
 
 if TYPE_CHECKING:
+    from runner.records import Host
     from runner.roster import Device, Roster, Track
 
 MAX_LAUNCHES = 3  # an engine that refuses a run so often is not asked again
@@ -154,6 +156,8 @@ class Dispatcher:
         why_not = None
         if device.state in (GpuState.QUARANTINED, GpuState.FOREIGN):
             why_not = f"{device.state}: {device.reason}"
+        if device.deselected:
+            hold = "hosts.toml no longer gives it to us"
         if usable and hold is None and host is not None:
             taken[slot.host] = taken.get(slot.host, 0) + 1
             if host.max_runs is not None and taken[slot.host] > host.max_runs:
@@ -178,20 +182,14 @@ class Dispatcher:
             why_not,
         )
 
-    def _hold(self, host: Any) -> str | None:
+    def _hold(self, host: Host) -> str | None:
         """Why a host takes no new run."""
         report = self.roster.reports.get(host.name)
-        if host.name not in self.roster.hosts:
-            return "it is no longer in hosts.toml"
         if report is None or not report.up:
             return f"it is out of reach ({host.error or 'not connected yet'})"
-        if host.paused:
-            return "it is paused"
-        if host.drain:
-            return "it is draining"
-        floor = telemetry.disk_floor(self.roster, host.name)
-        if report.disk_free_mib is not None and report.disk_free_mib < floor:
-            return f"its disk is below the floor ({report.disk_free_mib} of {floor} MiB)"
+        hold = states.host_hold(dataclasses.replace(host, disk_free_mib=report.disk_free_mib), self.roster.lab.policy())
+        if hold:
+            return hold
         unfit = self.roster.fitness.hold(host.name)
         return f"it is unfit: {unfit}" if unfit else None
 
@@ -222,8 +220,10 @@ class Dispatcher:
                     self.roster.track(run, standby=p.standby)
 
     def unlaunched(self) -> list[Track]:
-        """Placed runs that nobody starts: left so by a crash, or to be tried again after a failure."""
-        now = time.monotonic()
+        """Placed runs that nobody starts: left so by a crash, or to be tried again after a failure. A host that went out of hosts.toml
+        starts none; what was placed there goes back to the queue once the host is seen not to have it.
+        """
+        now, policy = time.monotonic(), self.roster.lab.policy()
         return [
             t
             for t in self.roster.tracks.values()
@@ -233,6 +233,7 @@ class Dispatcher:
             and not t.launching
             and t.run.wanted == "run"
             and now >= t.launch_again_at
+            and policy.host(t.run.host or "") is not None
         ]
 
     async def withdraw(self, run_id: str, why: str) -> None:

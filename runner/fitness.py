@@ -1,7 +1,8 @@
 """Whether a host (or the trainer folder) can start runs at all: a broken one must not eat the whole queue in a night.
 
 Three different runs in a row that could not be started, or died before their first step of something a script cannot cause, make a host
-unfit: it takes no run for a while, then one is tried. One that starts well clears it. Nothing of this is kept on disk.
+unfit: it takes no run for a while, then one is tried. One that starts well clears it, and so does a check that finds nothing; a check
+that finds an interpreter no run can use makes it unfit at once. Nothing of this is kept on disk.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from runner.records import Outcome, Run
 
 TRAINER = "the trainer folder"  # stands for it among the hosts
+CHECK = "check"  # stands for a check among the runs
 ROW = 3
 FIRST_HOLD_S, LONGEST_HOLD_S = 60.0, 1800.0
 # Causes of an end that no edit of a script explains; a missing module only when it is torch.
@@ -43,6 +45,16 @@ class Fitness:
         record.until = time.monotonic() + record.hold_s
         return True
 
+    def checked(self, host: str, why: str | None) -> bool:
+        """What a check found: no run could get going here (`why`), or all is well; True when the host's fitness changed."""
+        if why is None:
+            return self.went_well(host)
+        record = self.hosts.setdefault(host, _Record())
+        fresh = not record.hold_s
+        record.runs = {CHECK: why} if fresh else record.runs
+        record.hold_s, record.until = max(record.hold_s, FIRST_HOLD_S), time.monotonic() + max(record.hold_s, FIRST_HOLD_S)
+        return fresh
+
     def went_well(self, host: str) -> bool:
         """A run took its first step on a host; True when the host was unfit until now."""
         record = self.hosts.pop(host, None)
@@ -53,7 +65,10 @@ class Fitness:
         record = self.hosts.get(host)
         if record is None or not record.hold_s:
             return None
-        return f"the last {len(record.runs)} runs could not get going here: {list(record.runs.values())[-1]}"
+        last = list(record.runs.values())[-1]
+        if CHECK in record.runs and len(record.runs) == 1:
+            return f"`hosts check` found: {last}"
+        return f"the last {len(record.runs)} runs could not get going here: {last}"
 
     def hold(self, host: str) -> str | None:
         """Why a host takes no run now; while its time is up, one may be tried."""

@@ -11,18 +11,19 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
-from runner import measuring
+from runner import hostsetup, measuring
 from runner.engines.local import LocalEngine
 from runner.engines.ssh import SshEngine
 from runner.errors import HostError, OvernightError
-from runner.hostsetup import setup
 from runner.onhost import inspecting
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from runner.engines.base import Engine, HostReport
+    from runner.lab import Lab
     from runner.policy import HostPolicy
 
-__all__ = ["check", "setup"]
 CONNECT_LIMIT_S = 25.0
 SAMPLES_LIMIT_S = 8.0
 PROBE_LIMIT_S = 60.0
@@ -65,10 +66,29 @@ async def check(host: HostPolicy, engine: Engine | None) -> dict[str, Any]:
     }
 
 
+async def setup(host: HostPolicy, engine: Engine | None, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Make a host ready and see that it is: {host, python, steps, notes, checks, text, log}. Raises HostError when a step fails, or when
+    the check still finds the host unfit afterwards.
+    """
+    done = await hostsetup.setup(host, engine, progress)
+    progress("checking it")
+    report = await check(host, engine)
+    if report["error"]:
+        raise HostError(
+            f"All steps of setting up {host.name} are done, and it is still not fit: {report['error']}.", next_step=report["next"]
+        )
+    text = " ".join([f"{host.name} is ready; its runs use {done['python']}.", *(f"Note: {note}." for note in done["notes"])])
+    return {**done, "checks": report["checks"], "text": text}
+
+
 def advice(host: HostPolicy, bad: Check | None) -> str:
     """The next thing to try."""
     if bad is None:
         return ""
+    if bad["name"] in ("python", "torch", "attention") and host.python is not None:
+        return (
+            f"Set python of {host.name} in hosts.toml to an interpreter that can do this, or leave it out: `hosts setup` makes a venv then."
+        )
     if bad["name"] in ("python", "torch", "data"):
         return f"Run `overnight hosts setup {host.name}`, or set python of {host.name} in hosts.toml to an interpreter that has torch."
     if bad["name"] == "disk":
@@ -110,7 +130,13 @@ async def look(host: HostPolicy, engine: Engine, report: HostReport) -> list[Che
         found = await ask(engine, {**asked, "probe_limit_s": PROBE_LIMIT_S})
     except (OvernightError, asyncio.TimeoutError) as problem:
         return [*checks, gpus(report), verdict("python", False, f"the host could not be asked: {problem or 'no answer in time'}")]
-    checks += [gpus(report), driver(report, found), *interpreter(found, bool(uuids)), disk(host, report, engine), data(report, found)]
+    checks += [
+        gpus(report),
+        driver(report, found),
+        *interpreter(found, bool(uuids), torch_needed(engine)),
+        disk(host, report, engine),
+        data(report, found),
+    ]
     checks += [*measured(report), *strangers(report), *holders(engine, found)]
     return checks
 
@@ -167,8 +193,22 @@ def driver(report: HostReport, found: dict[str, Any]) -> Check:
     return verdict("GPU driver", True, f"{version}, read through {source}", version)
 
 
-def interpreter(found: dict[str, Any], has_gpus: bool) -> list[Check]:
-    """Python, torch, CUDA and attention of the interpreter that runs use."""
+def torch_needed(engine: Engine) -> bool:
+    """Whether the runs of this lab need torch."""
+    lab: Lab | None = getattr(engine, "lab", None)
+    return lab is None or hostsetup.needs_torch(lab.policy().trainer.folder)
+
+
+def interpreter(found: dict[str, Any], has_gpus: bool, needed: bool) -> list[Check]:
+    """Python, torch, CUDA and attention of the interpreter that runs use; torch is no fault where the trainer does not need it."""
+    checks = _interpreter(found, has_gpus)
+    if needed:
+        return checks
+    unneeded = " (this trainer does not import torch)"
+    return [c if c["name"] == "python" or c["ok"] else {**c, "ok": None, "text": c["text"] + unneeded} for c in checks]
+
+
+def _interpreter(found: dict[str, Any], has_gpus: bool) -> list[Check]:
     probe = found.get("run_python") or {"error": "no interpreter is known"}
     if probe.get("error"):
         return [verdict("python", False, str(probe["error"]))]
@@ -210,7 +250,12 @@ def disk(host: HostPolicy, report: HostReport, engine: Engine) -> Check:
     free = report.disk_free_mib
     if free is None:
         return verdict("disk", None, "free space unknown")
-    return verdict("disk", free >= floor, f"{free / 1024:.1f} GiB free, floor {floor / 1024:.1f} GiB", free)
+    return verdict("disk", free >= floor, f"{size(free)} free, floor {size(floor)}", free)
+
+
+def size(mib: int) -> str:
+    """MiB as people say it."""
+    return f"{mib} MiB" if mib < 10 * 1024 else f"{mib / 1024:.1f} GiB"
 
 
 def data(report: HostReport, found: dict[str, Any]) -> Check:

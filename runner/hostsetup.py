@@ -22,6 +22,7 @@ from runner.engines import staging
 from runner.engines.local import LocalEngine
 from runner.engines.ssh import SshEngine
 from runner.errors import HostError, RequestError
+from runner.launch import IMPORTS_TORCH
 from runner.materialise import materialise
 
 if sys.version_info >= (3, 11):
@@ -43,7 +44,9 @@ DRIVER_OF_CUDA13, DRIVER_OF_CUDA12 = 580, 525
 
 
 async def setup(host: HostPolicy, engine: Engine | None, progress: Callable[[str], None]) -> dict[str, Any]:
-    """Make a host ready; {host, python, steps, notes, text, log}. Raises HostError with the step that failed."""
+    """Take the steps that make a host ready; {host, python, steps, notes, log}. Raises HostError with the step that failed. Whether the
+    host is fit then is hostcare.check's to say.
+    """
     if isinstance(engine, LocalEngine):
         raise RequestError(f"{host.name} is this machine.", next_step="`make demo` or `pip install overnight[trainer]` sets it up.")
     if not isinstance(engine, SshEngine):
@@ -118,7 +121,9 @@ def torch_build(driver: str | None) -> str:
 
 
 def requirements(folder: Path) -> list[str]:
-    """What a trainer needs: its pyproject's dependencies, its requirements.txt, or (our own trainer) Overnight's `trainer` extra."""
+    """What a trainer needs: its pyproject's dependencies, its requirements.txt, or (where it says nothing and imports torch, as ours)
+    Overnight's `trainer` extra.
+    """
     project = folder / "pyproject.toml"
     if project.is_file():
         try:
@@ -130,11 +135,29 @@ def requirements(folder: Path) -> list[str]:
     if listed.is_file():
         lines = (line.split("#")[0].strip() for line in listed.read_text(encoding="utf-8").splitlines())
         return [line for line in lines if line and not line.startswith("-")]
+    if not imports_torch(folder):
+        return []
     try:
         needs = importlib.metadata.requires("overnight") or []
     except importlib.metadata.PackageNotFoundError:
         return []
     return [need.split(";")[0].strip() for need in needs if re.search(r"extra == ['\"]trainer['\"]", need)]
+
+
+def imports_torch(folder: Path) -> bool:
+    """Whether a Python file of the trainer folder imports torch."""
+    for path in sorted(folder.glob("*.py")):
+        try:
+            if IMPORTS_TORCH.search(path.read_text(encoding="utf-8", errors="replace")):
+                return True
+        except OSError:
+            continue  # a link to nowhere: then it imports nothing
+    return False
+
+
+def needs_torch(folder: Path) -> bool:
+    """Whether runs of a trainer need torch: its project says so, or one of its files imports it."""
+    return any(re.match(r"torch\b(?!-)", need) for need in requirements(folder)) or imports_torch(folder)
 
 
 async def begin(engine: SshEngine, plan: dict[str, Any]) -> str:
@@ -222,5 +245,4 @@ async def follow(host: HostPolicy, engine: SshEngine, run_id: str, progress: Cal
         raise HostError(f"Setting up {host.name} failed: {why}.", next_step=f"Mend that and run it again. The last lines:\n{last}")
     await engine.refresh()
     notes = [line[len("NOTE ") :] for line in lines if line.startswith("NOTE ")]
-    text = " ".join([f"{host.name} is ready; its runs use {engine.run_python()}.", *(f"Note: {note}." for note in notes)])
-    return {"host": host.name, "python": engine.run_python(), "steps": steps, "notes": notes, "text": text, "log": lines[-40:]}
+    return {"host": host.name, "python": engine.run_python(), "steps": steps, "notes": notes, "log": lines[-40:]}

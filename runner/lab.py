@@ -7,6 +7,7 @@ write, is refused.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import re
@@ -19,8 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runner.errors import LabError, PolicyError
+from runner.loosening import merged, to_toml
 from runner.memo import Memo
-from runner.policy import Policy, default_policy, load_policy, loosened, policy_text
+from runner.policy import Policy, default_policy, load_policy, policy_text
 from runner.store import Store
 
 HOSTS_FILE = "hosts.toml"
@@ -156,9 +158,9 @@ class Lab:
         return self._policy
 
     def sync_policy(self) -> str | None:
-        """Take over an edited hosts.toml when it loosens nothing; else leave the accepted one in force.
+        """Take over an edited hosts.toml, but for the parts that loosen something: those stay as accepted.
 
-        Returns a sentence when an edit waits for `accept_policy`, or cannot be used; None when file and accepted copy agree.
+        Returns a sentence when a part waits for `accept_policy`, or the file cannot be used; None when file and accepted copy agree.
         """
         source = self.hosts_file
         try:
@@ -170,20 +172,25 @@ class Lab:
                 raise
             return self._stays(error)
         if not self.accepted_file.exists():
-            load_policy(source, text=text)
+            load_policy(source, text=text, files=True)
             self.accept(text)
             return None
         if text == self.accepted_file.read_text(encoding="utf-8"):
             self._pending(None)
             return None
         try:
-            changes = loosened(self.policy(), load_policy(source, text=text))
+            now = self.policy()
+            found, waiting = merged(now, load_policy(source, text=text, files=True))
+            if not waiting:
+                self.accept(text)
+                return None
+            if dataclasses.replace(found, path=now.path) != now:
+                in_force = to_toml(found)
+                load_policy(self.accepted_file, text=in_force, root=source.parent)
+                self._put_in_force(in_force)
         except PolicyError as error:
             return self._stays(error)
-        if not changes:
-            self.accept(text)
-            return None
-        sentence = f"{source} changed and waits for a human: {'; '.join(changes)}. Accept with `overnight policy accept`."
+        sentence = f"{source} changed, and this waits for a human: {'; '.join(waiting)}. Accept it with `overnight policy accept`."
         self._pending(sentence)
         return sentence
 
@@ -194,10 +201,13 @@ class Lab:
 
     def accept(self, text: str) -> None:
         """Make `text` the policy in force (a human did this, or nothing was loosened)."""
-        write_private(self.accepted_file, text.encode(), replace=True)
         with self.store.transaction():
-            self.store.set_meta("policy_sha", hashlib.sha256(text.encode()).hexdigest())
+            self._put_in_force(text)
             self._pending(None)
+
+    def _put_in_force(self, text: str) -> None:
+        write_private(self.accepted_file, text.encode(), replace=True)
+        self.store.set_meta("policy_sha", hashlib.sha256(text.encode()).hexdigest())
 
     def _pending(self, sentence: str | None) -> None:
         if self.store.meta("policy_pending") != sentence:

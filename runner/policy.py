@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from runner import hostrules
 from runner.errors import BadValue, PolicyError, UnknownName
 from runner.health import RUN_KINDS
 from runner.research.rules import rule_of
@@ -122,8 +123,9 @@ class Policy:
         return next((h for h in self.hosts if h.name == name), None)
 
 
-def load_policy(path: Path, *, text: str | None = None, root: Path | None = None) -> Policy:
-    """Parse hosts.toml; `root` is the folder its relative paths start from (default: the file's own).
+def load_policy(path: Path, *, text: str | None = None, root: Path | None = None, files: bool = False) -> Policy:
+    """Parse hosts.toml; `root` is the folder its relative paths start from (default: the file's own). With `files`, the key files it
+    names must be there.
 
     Raised: PolicyError with file, line, key and allowed values when anything in it cannot be used.
     """
@@ -133,7 +135,7 @@ def load_policy(path: Path, *, text: str | None = None, root: Path | None = None
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise PolicyError(f"{path} is not valid TOML: {error}.", next_step="Correct that line.") from None
-    return _Reader(path, text).policy(raw, root or path.parent)
+    return _Reader(path, text, files).policy(raw, root or path.parent)
 
 
 def policy_text(path: Path) -> str:
@@ -165,8 +167,8 @@ def default_policy(root: Path) -> Policy:
 class _Reader:
     """Checks one parsed file; knows the text, so that an error can name the line."""
 
-    def __init__(self, path: Path, text: str) -> None:
-        self.path = path
+    def __init__(self, path: Path, text: str, files: bool) -> None:
+        self.path, self.files = path, files
         self.lines = text.splitlines()
 
     def fail(self, section: str, key: str, why: str, allowed: str) -> PolicyError:
@@ -176,20 +178,21 @@ class _Reader:
         return PolicyError(f"{self.path}{at}: {what} {why}.", next_step=f"Allowed: {allowed}{'' if allowed.endswith('?') else '.'}")
 
     def line_of(self, section: str, key: str) -> int | None:
-        """The line of a key: the first match below its section's header, counting repeats for `host.N`."""
+        """The line of a key: the first match below its section's header, counting repeats for `host #N`; the header's where it is not."""
         name, _, nth = section.partition(" #")
-        seen, wanted, inside = 0, int(nth or 1), name == ""
+        seen, wanted, inside, header = 0, int(nth or 1), name == "", None
         for number, line in enumerate(self.lines, 1):
             bare = line.strip()
             if bare.startswith("["):
                 head = bare.strip("[] \t").split("]")[0]
                 seen += head == name
                 inside = head == name and seen == wanted
+                header = number if inside else header
             if inside and re.match(rf'\s*"?{re.escape(key)}"?\s*=', line):
                 return number
             if bare.startswith("[") and bare.strip("[] ").split("]")[0] == key:
                 return number
-        return None
+        return header
 
     def policy(self, raw: dict[str, Any], root: Path) -> Policy:
         self.known_keys("", raw, ("trainer", "policy", "host", "peaks"))
@@ -198,10 +201,10 @@ class _Reader:
                 raise self.fail("", section, "must be a table", f"[{section}]")
         trainer = self.trainer(raw.get("trainer", {}), root)
         limits = self.limits(raw.get("policy", {}))
-        entries = raw.get("host", [])
+        entries = raw.get("host", [{"name": "local"}])
         if not isinstance(entries, list) or not all(isinstance(h, dict) for h in entries):
             raise self.fail("", "host", "must be a list of tables", "[[host]]")
-        hosts = [self.host(entry, n) for n, entry in enumerate(entries, 1)] or [HostPolicy("local")]
+        hosts = [self.host(entry, n) for n, entry in enumerate(entries, 1)]
         names = [h.name for h in hosts]
         for name in names:
             if names.count(name) > 1:
@@ -325,8 +328,9 @@ class _Reader:
             raise self.fail(section, "kind", f"{host.kind!r} is not supported yet", ", ".join(HOST_KINDS))
         if host.kind not in HOST_KINDS:
             raise self.fail(section, "kind", f"is {host.kind!r}", ", ".join(HOST_KINDS))
-        if isinstance(host.gpus, str) and host.gpus != "all":
-            raise self.fail(section, "gpus", f"is {host.gpus!r}", '"all", or a list of indices or UUIDs')
+        found = list(hostrules.complaints(host, table)) or (list(hostrules.missing_files(host)) if self.files else [])
+        if found:
+            raise self.fail(section, *found[0])
         for key, low, high in (
             ("port", 1, 65535),
             ("max_runs", 1, 64),
@@ -342,49 +346,4 @@ class _Reader:
             counts = list(host.types.values())
             if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in counts) or not 1 <= sum(counts) <= MAX_SIMULATED:
                 raise self.fail(section, "types", f"is {host.types!r}", f"GPU types with counts, 1 to {MAX_SIMULATED} GPUs in all")
-        if host.kind == "ssh" and not (host.address or host.name):
-            raise self.fail(section, "address", "is missing", "a host name, an IP address or a Host alias of ~/.ssh/config")
         return host
-
-
-LOOSER = {
-    "max_budget_s": 1,
-    "max_runs": 1,
-    "max_gpu_hours": 1,
-    "max_wall_hours": 1,
-    "max_runs_per_agent": 1,
-    "max_queue": 1,
-    "retry_lost": 1,
-    "handed_ahead": 1,
-    "wall_factor": 1,
-    "wall_extra_s": 1,
-    "min_free_disk_mib": -1,
-    "max_log_mib": 1,
-}
-
-
-def loosened(old: Policy, new: Policy) -> list[str]:
-    """Sentences for each limit that `new` loosens against `old`; an edit with any waits for a human's confirmation.
-
-    Anything that decides what is executed or where (trainer command, folder, editable files, hosts, environment) counts as loosening too.
-    """
-    found = []
-    for key, direction in LOOSER.items():
-        a, b = getattr(old.limits, key), getattr(new.limits, key)
-        if a != b and (b is None or (a is not None and (b - a) * direction > 0)):
-            found.append(f"[policy] {key}: {'no limit' if a is None else a} → {'no limit' if b is None else b}")
-    if old.limits.approval == "ask" and new.limits.approval == "auto":
-        found.append("[policy] approval: ask → auto")
-    found += [f"[policy] kill_on_flags no longer names {kind}" for kind in old.limits.kill_on_flags if kind not in new.limits.kill_on_flags]
-    for key in ("folder", "command", "editable", "source", "budget", "data_command", "torch_index", "shims", "metric", "lower_is_better"):
-        a, b = getattr(old.trainer, key), getattr(new.trainer, key)
-        if a != b:
-            found.append(f"[trainer] {key}: {a} → {b}")
-    for host in new.hosts:
-        before = old.host(host.name)
-        if before is None:
-            found.append(f"[[host]] {host.name} is new")
-        elif before != host:
-            keys = [f.name for f in dataclasses.fields(HostPolicy) if getattr(before, f.name) != getattr(host, f.name)]
-            found.append(f"[[host]] {host.name}: {', '.join(keys)} changed")
-    return found

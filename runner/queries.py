@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner import board, daemonlock
+from runner import board, daemonlock, machines, states
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
-from runner.mfu import mfu_percent, under_load
-from runner.records import Flag, Gpu, GpuState, Json, Phase, Point, Run, Wave
+from runner.mfu import mfu_percent
+from runner.records import Flag, GpuState, Json, Phase, Point, Run, Wave
 from runner.store import IN_QUEUE
 from runner.submitting import known_run
 from runner.text import bpb, clean
@@ -26,6 +26,7 @@ DAEMON_STALE_S = 5.0  # the daemon beats every second
 BY_HAND_S = 900.0  # how long agents are reminded of what a human cancelled
 standing = board.standing
 leaderboard = board.leaderboard
+gpu_objects, gpus_now, host_objects, free_in_s = machines.gpu_objects, machines.gpus_now, machines.host_objects, machines.free_in_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,9 @@ def run_object(lab: Lab, run: Run) -> Json:
 def _run_object(lab: Lab, run: Run, flags: list[Flag], place: int | None, now: float) -> Json:
     return {
         "id": run.id,
+        "state": states.run_state(run),
         "phase": run.phase,
-        "stage": run.stage,
+        "stage": run.stage if run.phase in (Phase.STARTING, Phase.RUNNING) else None,  # what it did last, it may do no more
         "outcome": run.outcome,
         "cause": run.cause,
         "cause_text": run.cause_text,
@@ -223,7 +225,7 @@ def why_waiting(lab: Lab, run: Run) -> str | None:
     if run.agent in lab.store.setting("paused_agents", []):
         return f"{run.agent} is paused (`overnight agents resume {run.agent}`)"
     wanted = (run.gpu_type or "").lower()
-    slots = [g for g in lab.store.gpus() if wanted in g.name.lower() and run.want_host in (None, g.host)]
+    slots = [g for g in gpus_now(lab) if wanted in g.name.lower() and run.want_host in (None, g.host)]
     if any(g.state in (GpuState.FREE, GpuState.BUSY) for g in slots):
         return None
     if slots:
@@ -311,59 +313,14 @@ def _slice(path: Path, offset: int | None, limit: int) -> tuple[bytes, int]:
         return file.read(limit), size
 
 
-def gpu_objects(lab: Lab, runs: Iterable[Run] = ()) -> list[Json]:
-    """The GPU object of FORMAT.md section 5 for each GPU of a host that is in use; `runs` are read already."""
-    now, known = time.time(), {run.id: run for run in runs}
-
-    def run_of(gpu: Gpu) -> Run | None:
-        return None if gpu.run_id is None else known.get(gpu.run_id) or lab.store.run(gpu.run_id)
-
-    return [_gpu_object(lab, gpu, run_of(gpu), now) for gpu in lab.store.gpus()]
-
-
-def _gpu_object(lab: Lab, gpu: Gpu, run: Run | None, now: float) -> Json:
-    sample = gpu.telemetry
-    at = sample.get("at") if sample else None
-    load = under_load(lab, run, now=now) if run is not None and not run.ended else None
-    return {
-        "uuid": gpu.uuid,
-        "host": gpu.host,
-        "index": gpu.idx,
-        "name": gpu.name,
-        "state": gpu.state,
-        "reason": gpu.reason,
-        "run": gpu.run_id,
-        "standby": gpu.standby_run_id,
-        "since_s": now - gpu.since,
-        "free_in_s": free_in_s(run, now) if gpu.state == GpuState.BUSY else None,
-        "holder": gpu.holder,
-        "sample": sample,
-        "sample_age_s": max(now - at, 0.0) if at else None,
-        "mfu_percent": mfu_percent(run, lab.policy()) if run else None,
-        "mfu_at_clock_percent": load["mfu_at_clock_percent"] if load else None,
-        "tok_s": run.tok_s if run else None,
-        "mem_total_mib": gpu.mem_total_mib,
-    }
-
-
-def free_in_s(run: Run | None, now: float) -> float | None:
-    """About when a run will be done: what its budget leaves, None before it says."""
-    if run is None:
-        return None
-    if run.remaining_s is not None:
-        return max(run.remaining_s, 0.0)
-    if run.first_step_at is None:  # compiling: the budget has not begun
-        return run.budget_s
-    return max(run.budget_s - (now - run.first_step_at), 0.0)
-
-
 def lab_state(lab: Lab) -> LabState:
     """How the lab stands, from one consistent view of the database."""
     store, limits, now = lab.store, lab.policy().limits, time.time()
     with store.reading():
         counts = store.tally("phase, outcome, count(*), sum(wall_s)", "1 GROUP BY phase, outcome")
         standing_by = store.count_runs("phase = 'starting' AND stage = 'standby' AND phase != 'ended'")
-        gpus, hosts, daemon = store.gpus(), store.hosts(), store.daemon()
+        hosts, daemon = store.hosts(), store.daemon()
+        gpus = gpus_now(lab, hosts)
         recent = store.count_runs("ended_at > ?", (now - 3600,))
         agent = store.tally("who, at", "who LIKE 'mcp:%' ORDER BY id DESC LIMIT 1", table="events")
         by_hand = store.tally(

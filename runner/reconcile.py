@@ -11,7 +11,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-from runner import finishing, follow, launch
+from runner import finishing, follow, launch, states
 from runner.errors import HostError
 from runner.records import GpuState, Outcome, Phase, Severity, Stage
 
@@ -50,7 +50,7 @@ async def observe(roster: Roster, engine: Engine, track: Track, state: State) ->
     if track.run.phase == Phase.UNREACHABLE:
         roster.update(track, phase=Phase.STARTING if track.run.started_at is None else Phase.RUNNING, unreachable_since=None)
     if state.phase == "absent":
-        await _absent(roster, track, state)
+        await _absent(roster, engine, track, state)
         return
     track.absent_since = None
     _unreadable(roster, track, state)
@@ -73,12 +73,15 @@ def _out_of_reach(roster: Roster, track: Track) -> None:
         roster.update(track, phase=Phase.UNREACHABLE, unreachable_since=time.time())
 
 
-async def _absent(roster: Roster, track: Track, state: State) -> None:
+async def _absent(roster: Roster, engine: Engine, track: Track, state: State) -> None:
     """A run with a row but no directory: not started yet (a crash came between), or its directory was deleted."""
     handed_over = state.gone and track.launches > 0  # its supervisor was on record: the directory was deleted before we looked
     if track.run.started_at is None and not handed_over:
         if track.run.wanted == "cancel":
             finishing.end(roster, track, Outcome.CANCELLED, cause_text="cancelled before it started")
+            return
+        if not track.launches and roster.lab.policy().host(track.run.host or "") is None:
+            await _requeue(roster, engine, track, f"its host {track.run.host} went out of hosts.toml before it started")
             return
         _vanished(roster, track)
         return
@@ -209,7 +212,8 @@ async def _not_started(roster: Roster, engine: Engine, track: Track, status: dic
         return True
     detail = status.get("detail") or reason
     if reason.startswith("gpu-locked"):
-        roster.set_device(run.gpu_uuid, GpuState.FOREIGN, "another control room has it locked", holder=status.get("holder"), retry_s=15.0)
+        holder = {**(status.get("holder") or {}), "lock": True}
+        roster.set_device(run.gpu_uuid, GpuState.FOREIGN, states.lock_words(holder), holder=holder, retry_s=15.0)
     elif reason == "gpu-memory":
         memory = (status.get("gpu_memory") or {}).get(run.gpu_uuid) or {}
         roster.set_device(run.gpu_uuid, GpuState.FOREIGN, f"{memory.get('used_mib')} MiB in use by others", holder=memory, retry_s=15.0)

@@ -90,13 +90,25 @@ class Severity(Word):
 
 
 class GpuState(Word):
-    """Whether a GPU can take a run."""
+    """Whether a GPU can take a run. The last two are only shown, never stored: what its host's state makes of it."""
 
     FREE = "free"
     BUSY = "busy"
     QUARANTINED = "quarantined"
     FOREIGN = "foreign"
     LOST = "lost"
+    DOWN = "down"
+    HELD = "held"
+
+
+class HostState(Word):
+    """How a host is found."""
+
+    NEW = "new"
+    UP = "up"
+    DOWN = "down"
+    UNFIT = "unfit"
+    REMOVED = "removed"
 
 
 LIVE_PHASES = (Phase.STARTING, Phase.RUNNING, Phase.FINISHING, Phase.UNREACHABLE)

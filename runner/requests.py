@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-from runner import measuring, verifying
+from runner import measuring, states, telemetry, verifying
 from runner.dispatch import Spawn
 from runner.errors import BadValue, OvernightError, UnknownName
-from runner.records import GpuState
+from runner.onhost import memory
+from runner.records import GpuState, Severity
 
 if TYPE_CHECKING:
     from runner.records import Request
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 LIMIT_S = 12 * 3600.0  # a verification may wait for its slot
 VERIFY_LOOK_S = 0.2
+RUNS_NEED = ("python", "torch", "attention")  # checks without which no run gets going
+FRESH_LOOKS = 30  # a release waits three seconds for a card's next sample
 log = logging.getLogger("overnight.requests")
 Handler = Callable[["Desk", "Request"], Awaitable[Any]]
 
@@ -82,12 +86,31 @@ async def gpu_release(desk: Desk, request: Request) -> dict[str, Any]:
             if not found
             else BadValue(f"{wanted!r} names {len(found)} GPUs.", next_step="Give the whole UUID.")
         )
-    device = devices[found[0]]
+    uuid = found[0]
+    device = devices[uuid]
+    for _ in range(FRESH_LOOKS):  # what its memory holds now, not what it held before somebody asked
+        if uuid.startswith("CPU:") or ((device.sample or {}).get("at") or 0) >= request.created_at:
+            break
+        await asyncio.sleep(0.1)
     was, reason = str(device.state), device.reason
-    if device.state == GpuState.QUARANTINED:
-        desk.roster.release(found[0])
-        desk.store.event(request.who, "gpu_release", found[0], f"was quarantined: {reason}")
-    return {"uuid": found[0], "was": was, "state": str(device.state), "reason": reason}
+    used, limit = (device.sample or {}).get("mem_used_mib"), memory.limit_mib(device.slot.baseline_mib)
+    if device.state != GpuState.QUARANTINED:
+        text = f"{uuid} was not quarantined, but {was}{f': {reason}' if reason else ''}."
+    else:
+        desk.roster.release(uuid)
+        desk.store.event(request.who, "gpu_release", uuid, f"was quarantined: {reason}")
+        text = f"{uuid} is no longer quarantined; its memory is free again."
+        if uuid.startswith("CPU:"):
+            text = f"{uuid} is no longer quarantined."
+        elif used is None:
+            text = f"{uuid} is no longer quarantined; how much of its memory is in use cannot be read."
+        elif used > limit:
+            people = (device.sample or {}).get("processes") or []
+            by = states.people_words(people) if people else "a process that is not seen from here"
+            desk.roster.set_device(uuid, GpuState.FOREIGN, f"{used} MiB still in use by {by}", holder={"processes": people}, retry_s=15.0)
+            text = f"{uuid} is no longer quarantined, but {used} MiB are still in use by {by}: no run starts there until that is gone."
+    telemetry.write_gpus(desk.roster)
+    return {"uuid": uuid, "was": was, "state": str(device.state), "reason": reason, "mem_used_mib": used, "text": text}
 
 
 async def hosts_check(desk: Desk, request: Request) -> dict[str, Any]:
@@ -100,7 +123,24 @@ async def hosts_check(desk: Desk, request: Request) -> dict[str, Any]:
     reports = await asyncio.gather(*(hostcare.check(desk.roster.hosts[n], desk.roster.engines.get(n)) for n in names))
     for report in reports:
         measuring.checked(desk.roster, report, request.who)
+        note_check(desk, report)
     return {"hosts": list(reports)}
+
+
+def note_check(desk: Desk, report: dict[str, Any]) -> None:
+    """When a host was checked, and whether runs can get going there; a check that could not look says nothing of that."""
+    name = str(report["name"])
+    if any(h.name == name for h in desk.store.hosts()):
+        desk.store.upsert_host(name, checked_at=time.time())
+    if report["state"] == "down":
+        return
+    why = next((f"{c['name']}: {c['text']}" for c in report["checks"] if c["ok"] is False and c["name"] in RUNS_NEED), None)
+    if desk.roster.fitness.checked(name, why):
+        if why is None:
+            desk.store.clear_flag(name, "unfit")
+        else:
+            desk.store.raise_flag(name, "unfit", Severity.BAD, f"{desk.roster.fitness.why(name)}; it takes no run for now")
+        desk.roster.changed.set()
 
 
 async def host_setup(desk: Desk, request: Request) -> dict[str, Any]:
@@ -110,6 +150,7 @@ async def host_setup(desk: Desk, request: Request) -> dict[str, Any]:
     if name not in desk.roster.hosts:
         raise UnknownName("host", name, desk.roster.hosts, where="hosts.toml")
     result = await hostcare.setup(desk.roster.hosts[name], desk.roster.engines.get(name), desk.progress(request))
+    note_check(desk, {"name": name, "state": "up", "checks": result["checks"]})
     return dict(result)
 
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from runner.engines.base import Engine, HostReport, Slot
     from runner.lab import Lab
     from runner.policy import HostPolicy, Limits
+    from runner.records import Gpu
+
+UNWATCHED_S = 60.0  # between two daemons' beats
 
 
 @dataclass(slots=True)
@@ -70,6 +73,7 @@ class Device:
     holder: dict[str, Any] | None = None
     sample: dict[str, Any] | None = None
     retry_at: float = 0.0
+    deselected: bool = False  # hosts.toml no longer gives it to us: it goes when its run has ended
     written: tuple[Any, ...] = ()
 
 
@@ -89,6 +93,10 @@ class Roster:
         self.measured: set[tuple[str, str, str | None]] = set()  # (host, GPU model, driver) that was asked for a preflight
         self._limits, self._limits_at = lab.policy().limits, time.monotonic()
         self.seen_up: set[str] = set()  # hosts that answered since this daemon started
+        self.told: set[str] = set()  # hosts whose state it wrote down since
+        self.kept_states: dict[str, Gpu] = {}  # what the daemon before knew of the GPUs
+        self.missing_since: dict[str, float] = {}  # monotonic: cards that their host does not report
+        self.unwatched = False  # no daemon ran for a while: how long something has been so is not known
         self.started = time.monotonic()
         self.moved_at = float("-inf")  # monotonic: when a run was last placed or ended
         self.notes: dict[str, str] = {}  # what goes wrong now, by place; shown in daemon.note
@@ -107,6 +115,8 @@ class Roster:
         for run in self.store.runs(f"phase != 'ended' AND phase IN ({phases})"):
             self.track(run)
         self.kept_states = {g.uuid: g for g in self.store.gpus()}
+        last = self.store.daemon()
+        self.unwatched = last is None or time.time() - last.beat_at > UNWATCHED_S
 
     def track(self, run: Run, *, standby: bool | None = None) -> Track:
         """Follow a run from where the database says it was read to."""

@@ -1,24 +1,21 @@
-"""What hosts and GPUs are now: engine reports become the rows of `hosts`, `gpus` and `samples`, and the states slots are placed by.
+"""What hosts and GPUs are now: engine reports become the rows of `hosts`, `gpus` and `samples`.
 
-Kept at one second while a run is on the GPU, thinned for history. A GPU that disappears is `lost`, one that somebody else uses is
-`foreign`; neither takes a run, and both come back by themselves. Only a human ends a quarantine.
+Kept at one second while a run is on the GPU, thinned for history. What the cards' states are is devices.py's to say.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from runner.records import GpuState, Sample, Severity
-from runner.roster import Device
+from runner import devices, states
+from runner.records import GpuState, HostState, Sample, Severity
 
 if TYPE_CHECKING:
-    from runner.engines.base import HostReport, Slot
+    from runner.engines.base import HostReport
     from runner.records import Host
-    from runner.roster import Roster
+    from runner.roster import Device, Roster
 
-FOREIGN_MIB = 500  # a compute process of somebody else with more than this keeps our runs away
-SETTLE_S = 3.0  # a sample older than the last change plus this says nothing about a strange process
 CONNECT_S = 10.0  # a host that has not answered so long after a start is down, not new
 HISTORY_FULL_S = 6 * 3600  # one-second samples are kept so long, then one in ten
 KEEP_EVERY_S = 10
@@ -34,7 +31,7 @@ def record(roster: Roster, reports: list[HostReport]) -> None:
             roster.reports[report.host] = report
             _record_host(roster, report, known.get(report.host), now)
             if report.up:
-                _record_devices(roster, report, now)
+                devices.record(roster, report, now)
         for device in roster.devices.values():
             sample = _sample_row(roster, device, now)
             if sample:
@@ -50,28 +47,30 @@ def thin(roster: Roster) -> None:
 
 
 def _record_host(roster: Roster, report: HostReport, before: Host | None, now: float) -> None:
+    """The row of a host, when anything of it changed, and its flags."""
     store, name = roster.store, report.host
     policy = roster.hosts.get(name)
     info = {k: v for k, v in report.info.items() if k != "environment"}
     if policy is not None:
         info["labels"] = policy.labels
+    if before is None:
+        store.upsert_host(name, kind=policy.kind if policy else "local", state=HostState.NEW, since=now)
     if report.up:
         roster.seen_up.add(name)
     elif name not in roster.seen_up and time.monotonic() - roster.started < CONNECT_S:
-        if before is None:
-            store.upsert_host(name, kind=policy.kind if policy else "local", state="new", since=now)
         return  # still connecting: nothing is known yet
     unfit = roster.fitness.why(name) if report.up else None
-    state = "down" if not report.up else "unfit" if unfit else "up"
+    state = HostState.DOWN if not report.up else HostState.UNFIT if unfit else HostState.UP
     error = report.error or unfit
-    if before is None:
-        store.upsert_host(name, kind=policy.kind if policy else "local", state="new", since=now)
     changed = before is None or before.state != state
+    fresh = changed or (roster.unwatched and name not in roster.told)  # nobody saw what it was while no daemon ran
+    roster.told.add(name)
+    low = states.disk_low(roster.lab.policy(), name, report.disk_free_mib)
     if (
-        changed
+        fresh
         or before is None
-        or (before.error, before.boot_id, before.info) != (error, report.boot_id, info)
-        or abs((before.disk_free_mib or 0) - (report.disk_free_mib or 0)) > 64
+        or (before.error, before.boot_id, before.info) != (error, report.boot_id or before.boot_id, info)
+        or _disk_moved(roster, before, report.disk_free_mib)
     ):
         store.upsert_host(
             name,
@@ -80,7 +79,7 @@ def _record_host(roster: Roster, report: HostReport, before: Host | None, now: f
             boot_id=report.boot_id or (before.boot_id if before else None),
             info=info,
             disk_free_mib=report.disk_free_mib,
-            **({"since": now} if changed else {}),
+            **({"since": now} if fresh else {}),
         )
     if changed and before is not None:
         store.event("daemon", f"host_{state}", name, error)
@@ -89,103 +88,19 @@ def _record_host(roster: Roster, report: HostReport, before: Host | None, now: f
         store.raise_flag(name, "host_down", Severity.BAD, report.error or "it does not answer")
         return
     store.clear_flag(name, "host_down")
-    floor = disk_floor(roster, name)
-    if report.disk_free_mib is not None and report.disk_free_mib < floor:
-        store.raise_flag(name, "disk_low", Severity.BAD, f"{report.disk_free_mib} MiB free, floor {floor} MiB: no new run starts here")
+    if low:
+        store.raise_flag(name, "disk_low", Severity.BAD, f"no new run starts here: {low}")
         return
     roster.note(f"disk of {name}", None)
     if store.clear_flag(name, "disk_low"):
         roster.changed.set()
 
 
-def disk_floor(roster: Roster, host: str) -> int:
-    """The free disk below which a host takes no new run, MiB."""
-    policy = roster.hosts.get(host)
-    if policy is not None and policy.min_free_disk_mib is not None:
-        return policy.min_free_disk_mib
-    return roster.lab.policy().limits.min_free_disk_mib
-
-
-def _record_devices(roster: Roster, report: HostReport, now: float) -> None:
-    samples = {s.get("uuid"): s for s in report.samples}
-    here = {slot.uuid: slot for slot in report.slots}
-    for uuid, slot in here.items():
-        device = roster.devices.get(uuid) or _new_device(roster, slot, now)
-        if _is_of_another(roster, device, report):
-            continue
-        sample = samples.get(uuid)
-        if sample is not None:
-            device.sample = sample
-        error = (sample or {}).get("error")
-        if error:
-            _lose(roster, device, f"it cannot be read: {error}")
-            continue
-        device.slot = slot
-        if device.state == GpuState.LOST:
-            roster.set_device(uuid, GpuState.FREE)
-        _judge_foreign(roster, device, now)
-    for uuid, device in roster.devices.items():
-        if device.slot.host == report.host and uuid not in here:
-            _lose(roster, device, "its host no longer reports it")
-
-
-def _is_of_another(roster: Roster, device: Device, report: HostReport) -> bool:
-    """Two entries of hosts.toml that are one machine: a card stays with the entry that named it first."""
-    first = device.slot.host
-    if first == report.host:
-        return False
-    other = roster.reports.get(first)
-    same = other is not None and other.up and first in roster.hosts and device.slot.uuid in {s.uuid for s in other.slots}
-    roster.note(f"twin {report.host}", f"hosts {first} and {report.host} have the same GPUs: they are used as {first}'s" if same else None)
-    return same
-
-
-def _lose(roster: Roster, device: Device, why: str) -> None:
-    """A card that is gone or cannot be read takes no run; what is on it says so and goes on as long as it can."""
-    if device.state == GpuState.LOST:
-        return
-    uuid = device.slot.uuid
-    roster.set_device(uuid, GpuState.LOST, why)
-    occupant = roster.occupant(uuid)
-    if occupant is not None:
-        roster.store.raise_flag(occupant.run.id, "gpu_lost", Severity.BAD, f"{device.slot.name} ({uuid}) on {device.slot.host}: {why}")
-
-
-def _new_device(roster: Roster, slot: Slot, now: float) -> Device:
-    """A device seen for the first time by this daemon; a quarantine outlives it in the database."""
-    device = Device(slot, since=now)
-    kept = next((g for g in roster.store.gpus() if g.uuid == slot.uuid), None)
-    if kept is not None and kept.state == GpuState.QUARANTINED:
-        device.state, device.reason, device.since, device.holder = GpuState.QUARANTINED, kept.reason, kept.since, kept.holder
-    roster.devices[slot.uuid] = device
-    roster.changed.set()
-    return device
-
-
-def _judge_foreign(roster: Roster, device: Device, now: float) -> None:
-    """Other people's compute processes on a GPU of which we use nothing."""
-    uuid = device.slot.uuid
-    if device.state not in (GpuState.FREE, GpuState.FOREIGN) or roster.occupant(uuid) is not None:
-        return
-    if device.state == GpuState.FOREIGN and device.retry_at:
-        if now >= device.retry_at:
-            roster.set_device(uuid, GpuState.FREE)
-        return
-    sample = device.sample or {}
-    if (sample.get("at") or 0) < device.since + SETTLE_S:
-        return
-    strangers = [p for p in sample.get("processes") or [] if (p.get("used_mib") or 0) > FOREIGN_MIB]
-    if strangers:
-        used = sum(p["used_mib"] for p in strangers)
-        roster.set_device(uuid, GpuState.FOREIGN, f"{used} MiB in use by {_people(strangers)}", holder={"processes": strangers})
-    elif device.state == GpuState.FOREIGN:
-        roster.set_device(uuid, GpuState.FREE)
-
-
-def _people(processes: list[dict[str, Any]]) -> str:
-    return ", ".join(
-        f"{p.get('name') or 'a process'} (pid {p.get('pid') or '?'}{', ' + p['user'] if p.get('user') else ''})" for p in processes[:3]
-    )
+def _disk_moved(roster: Roster, before: Host, free_mib: int | None) -> bool:
+    """Whether the free disk is worth writing down: it moved, or passed the floor."""
+    policy = roster.lab.policy()
+    passed = bool(states.disk_low(policy, before.name, free_mib)) != bool(states.disk_low(policy, before.name, before.disk_free_mib))
+    return passed or abs((before.disk_free_mib or 0) - (free_mib or 0)) > 64
 
 
 def _sample_row(roster: Roster, device: Device, now: float) -> Sample | None:

@@ -7,6 +7,7 @@ sees the change and acts. `who` is "cli", "tui", "daemon" or "mcp:NAME".
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -330,7 +331,7 @@ def _copy(
     **columns: Any,
 ) -> str:
     """A new row for an old source; columns not named are taken over."""
-    prepared = submitting.prepare(lab, Submission(base=run.id))
+    prepared = dataclasses.replace(submitting.prepare(lab, Submission(base=run.id)), overrides=run.overrides)  # in its text already
     if seed is not None:
         prepared = submitting.with_seed(prepared, seed)
     budget_s = columns.pop("budget_s", run.budget_s)

@@ -27,6 +27,7 @@ QUIET_S = 60.0  # a condition must be gone so long before its flag comes down
 PEERS_KEPT_S = 15.0
 LAB_EVERY_S = 20.0
 SETTLED_AT_ONCE = 40
+SETTLED = "settled_to"  # in `meta`
 SCAN_EVERY_S = 30.0  # for a run whose whole life fell between two rounds
 log = logging.getLogger("overnight.watch")
 
@@ -74,7 +75,7 @@ class Watch:
     looked: dict[str, float] = field(default_factory=dict)
     models: dict[str, tuple[str, str] | None] = field(default_factory=dict)
     active: set[str] = field(default_factory=set)
-    settled_to: float = 0.0
+    settled_to: int | None = None  # the event of the last end that was settled
     scanned_at: float = 0.0
     unsettled: bool = True  # more ended than one round takes
     lab_at: float = 0.0
@@ -85,7 +86,7 @@ class Watch:
         """One round; returns the runs that the policy wants stopped, with reason and evidence."""
         now, store = self.clock(), self.lab.store
         live = store.runs("phase != 'ended' AND phase = 'running'")  # both, so that the index of live runs serves
-        gpus = {g.uuid: g for g in store.gpus()}
+        gpus = {g.uuid: g for g in queries.gpus_now(self.lab)}
         stops = self._prune(live, now)
         due = [r for r in live if now - self.looked.get(r.id, 0.0) >= LOOK_EVERY_S]
         for run in due:
@@ -288,39 +289,57 @@ class Watch:
     # ended runs
 
     def _settle(self, now: float) -> bool:
-        """Flags that only the end can give, for runs that ended since the last look (an hour back after a restart); whether any did."""
+        """Flags that only the end can give, for runs whose end was written down since the last one looked at; whether there was any. The
+        mark is an event, not a time: a run that ended out of contact is settled when its end is known. It outlives the daemon.
+        """
         active = {str(i) for (i,) in self.lab.store.tally("id", "phase != 'ended'")}
         gone, self.active = self.active - active, active
         if not gone and not self.unsettled and now - self.scanned_at < SCAN_EVERY_S:
             return False
         self.scanned_at = now
-        since = self.settled_to or now - 3600
-        runs = self.lab.store.runs("ended_at > ? AND phase = 'ended'", (since,), order="ended_at", limit=SETTLED_AT_ONCE)
-        self.unsettled = len(runs) == SETTLED_AT_ONCE
-        if runs:
-            self.peers.clear()
-        for run in runs:
-            self.settled_to = max(self.settled_to, run.ended_at or 0.0)
-            if run.outcome == Outcome.COMPLETED:
-                view = View(
-                    run=run,
-                    now=now,
-                    mfu_percent=mfu_percent(run, self.lab.policy()),
-                    same_as=self._same_as(run),
-                    evaluated_share=self._evaluated(run),
-                    points=(),
-                    same_model=self._same_model(run, self._peers(run, now).runs),
-                    baseline_epochs=self._peers(run, now).baseline_epochs,
-                )
-                for finding in health.detect(view):
-                    self.lab.store.raise_flag(run.id, finding.kind, str(finding.severity), finding.evidence)
-                if run.trust_why:
-                    kind = "held" if board.is_held(run.trust_why) else "doubtful"
-                    self.lab.store.raise_flag(run.id, kind, Severity.WARN, run.trust_why)
-                self._verify(run)
-        if not runs and not self.settled_to:
-            self.settled_to = now
-        return bool(runs)
+        since = self._mark(now)
+        newest = int(self.lab.store.tally("coalesce(max(id), 0)", table="events")[0][0])
+        ends = self.lab.store.tally(
+            "id, subject", "id > ? AND verb = 'ended' AND who = 'daemon' ORDER BY id LIMIT ?", (since, SETTLED_AT_ONCE), table="events"
+        )
+        self.unsettled = len(ends) == SETTLED_AT_ONCE
+        self.settled_to = int(ends[-1][0]) if self.unsettled else max(newest, since)
+        if not ends:
+            return False
+        self.peers.clear()
+        for _, run_id in ends:
+            run = self.lab.store.run(str(run_id))
+            if run is not None and run.outcome == Outcome.COMPLETED:
+                self._settle_one(run, now)
+        self.lab.store.set_meta(SETTLED, str(self.settled_to))
+        return True
+
+    def _mark(self, now: float) -> int:
+        """The event up to which ends were settled; in a lab that has no mark yet, an hour ago."""
+        if self.settled_to is None:
+            kept = self.lab.store.meta(SETTLED)
+            hour = self.lab.store.tally("coalesce(max(id), 0)", "at < ?", (now - 3600,), table="events") if kept is None else []
+            self.settled_to = int(kept) if kept is not None else int(hour[0][0])
+        return self.settled_to
+
+    def _settle_one(self, run: Run, now: float) -> None:
+        peers = self._peers(run, now)
+        view = View(
+            run=run,
+            now=now,
+            mfu_percent=mfu_percent(run, self.lab.policy()),
+            same_as=self._same_as(run),
+            evaluated_share=self._evaluated(run),
+            points=(),
+            same_model=self._same_model(run, peers.runs),
+            baseline_epochs=peers.baseline_epochs,
+        )
+        for finding in health.detect(view):
+            self.lab.store.raise_flag(run.id, finding.kind, str(finding.severity), finding.evidence)
+        if run.trust_why:
+            kind = "held" if board.is_held(run.trust_why) else "doubtful"
+            self.lab.store.raise_flag(run.id, kind, Severity.WARN, run.trust_why)
+        self._verify(run)
 
     def _verify(self, run: Run) -> None:
         why = trust.wants_verification(self.lab, run)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from runner import queries
+from runner import queries, states
 from runner.errors import OvernightError
 from runner.keeper import Keeper
 from runner.lab import Lab, find_lab, make_lab, open_lab
@@ -122,14 +122,14 @@ def once_lines(lab: Lab) -> list[str]:
             fit(short_gpu(gpu["name"]), 16),
             fit(safe(gpu["state"], 12), 12),
             fit(safe(gpu["run"]) if gpu["run"] else "", 7),
-            fit(safe(run.get("stage") or run.get("phase") or "", 12), 11),
+            fit(safe(states.run_words(run), 24) if run else "", 17),
             fit(number(100 * run["share"], 0, "%") if run.get("share") is not None else "-", 5, "right"),
             fit(clock(run.get("remaining_s")), 6, "right"),
             fit("MFU " + number(gpu["mfu_percent"], 1, "%"), 11, "right"),
             fit(number(sample.get("util_pct"), 0, "%"), 5, "right"),
             fit(number(sample.get("power_w"), 0, "W"), 5, "right"),
             fit(number(sample.get("temp_c"), 0, "C"), 4, "right"),
-            safe(gpu["reason"], 80) if gpu["reason"] else "",
+            safe(gpu["note"], 200) if gpu["note"] else "",
         ]
         out.append("  " + " ".join(cells).rstrip())
     waiting = queries.run_objects(lab, queries.queue(lab)[:20])

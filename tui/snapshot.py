@@ -51,6 +51,7 @@ class Snapshot:
     queue: tuple[Json, ...] = ()
     board: Json | None = None
     hosts: tuple[Host, ...] = ()
+    told: Mapping[str, Json] = field(default_factory=dict)  # the host object of each host, by name
     flags: tuple[Flag, ...] = ()
     events: tuple[Event, ...] = ()
     waves: tuple[Wave, ...] = ()
@@ -227,6 +228,7 @@ class Reader:
             queue=tuple(sorted((o for run, o in objects if not run.live), key=lambda o: o["phase"] == Phase.PROPOSED)),
             board=self._board(lab, state, now),
             hosts=hosts,
+            told={str(h["name"]): h for h in queries.host_objects(lab)},
             flags=tuple(store.flags()),
             events=tuple(store.events(limit=50)),
             waves=tuple(store.waves(limit=50)),
@@ -277,7 +279,7 @@ class Reader:
 
 def pulse(gpu: Json) -> float | None:
     """What a history shows: MFU; utilisation where the card's peak is not known; tokens a second on a CPU; None while it idles."""
-    if gpu.get("state") == "lost":
+    if gpu.get("state") in ("lost", "down"):
         return None
     speed = gpu.get("tok_s")
     if gpu.get("index") is None:

@@ -139,7 +139,7 @@ BOARD = [
 
 RUNS = [
     Column("id", "run", 6, words("id", 12, "strong"), order=run_number),
-    Column("state", "state", 12, run_state, order=lambda r: str(r.get("outcome") or r.get("phase"))),
+    Column("state", "state", 13, run_state, order=lambda r: str(r.get("outcome") or r.get("phase"))),
     Column("val", "val_bpb", 8, figures("val_bpb", 6), "right", order=order("val_bpb")),
     Column("trust", "", 1, trust),
     Column("verdict", "", 4, verdict, drop=2),
@@ -192,6 +192,17 @@ HOSTS = [
 ]
 
 
+HOST_GLYPHS = {
+    "up": ("●", "good"),
+    "down": ("✕", "bad"),
+    "unfit": ("!", "bad"),
+    "new": ("·", "muted"),
+    "paused": ("‖", "warn"),
+    "draining": ("↓", "warn"),
+    "removed": ("×", "muted"),
+}
+
+
 def factor_text(row: Mapping[str, Any]) -> str:
     """`DEPTH 4, 6, 8 × LR 0.02, 0.04`."""
     return " × ".join(
@@ -202,13 +213,7 @@ def factor_text(row: Mapping[str, Any]) -> str:
 def host_state(row: Row) -> Span:
     """The state of a host, and what a human told it."""
     state = safe(row.get("state"), 12)
-    if row.get("paused"):
-        return (f"‖ {state}", "warn")
-    if row.get("drain"):
-        return (f"↓ {state}", "warn")
-    glyph, style = {"up": ("●", "good"), "down": ("✕", "bad"), "unfit": ("!", "bad"), "new": ("·", "muted"), "removed": ("×", "muted")}.get(
-        state, ("·", "")
-    )
+    glyph, style = HOST_GLYPHS.get(state, ("·", ""))
     return (f"{glyph} {state}", style)
 
 

@@ -17,7 +17,15 @@ THROTTLE_BITS = (
     (0x80, "power brake"),
     (0x10, "sync boost"),
 )
-GPU_GLYPHS = {"free": ("○", "muted"), "busy": ("▶", "good"), "quarantined": ("!", "bad"), "foreign": ("◆", "warn"), "lost": ("✕", "bad")}
+GPU_GLYPHS = {
+    "free": ("○", "muted"),
+    "busy": ("▶", "good"),
+    "quarantined": ("!", "bad"),
+    "foreign": ("◆", "warn"),
+    "lost": ("✕", "bad"),
+    "down": ("~", "bad"),
+    "held": ("‖", "warn"),
+}
 PHASE_GLYPHS = {
     "proposed": ("?", "warn"),
     "queued": ("·", "muted"),
@@ -113,8 +121,15 @@ def run_state(run: Mapping[str, Any]) -> Span:
         glyph, style = OUTCOME_GLYPHS.get(str(run.get("outcome")), ("■", ""))
         return (f"{glyph} {safe(run.get('outcome'), 12)}", style)
     glyph, style = PHASE_GLYPHS.get(str(run.get("phase")), ("·", ""))
-    word = STAGES.get(str(run.get("stage")), "") if run.get("phase") == "running" else ""
-    return (f"{glyph} {word or safe(run.get('phase'), 12)}", style)
+    return (f"{glyph} {state_word(run)}", style)
+
+
+def state_word(run: Mapping[str, Any]) -> str:
+    """The state of a run object, short; what is out of reach with its age."""
+    word = str(run.get("state") or run.get("phase"))
+    if word == "unreachable":
+        return f"no link {age(run.get('unreachable_s'))}"
+    return STAGES.get(word, "") or safe(word, 12)
 
 
 def plural(count: int, word: str) -> str:

@@ -37,6 +37,8 @@ class HostReport:
     samples: list[dict[str, Any]]  # newest sampler line of each GPU (FORMAT.md section 4)
     disk_free_mib: int | None
     info: dict[str, Any] = field(default_factory=dict)
+    # what the lock of each slot said and when we heard it: the holder's note ({} when it left none), None when the lock is free
+    locks: dict[str, tuple[dict[str, Any] | None, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class Telemetry:
         self.lines: dict[str, dict[str, Any]] = {}
         self.line_at: dict[str, float] = {}  # monotonic: when a card was last spoken of
         self.baseline_mib: dict[str, int] = {}
+        self.cpu_lock: tuple[dict[str, Any] | None, float] | None = None
         self.fatal: str | None = None
         self.no_gpus = False
         self.heard_at = 0.0
@@ -120,7 +121,12 @@ class Telemetry:
             return
         if not isinstance(line, dict):
             return
-        self.heard_at = time.monotonic()
+        now = time.monotonic()
+        if now - self.heard_at > STALE_S:
+            self.resumed()
+        self.heard_at = now
+        if "cpu_lock" in line:
+            self.cpu_lock = line.pop("cpu_lock"), time.time()
         if "fatal" in line:
             self.no_gpus = bool(line.get("absent")) and not self.lines
             self.fatal = None if self.no_gpus else str(line["fatal"])
@@ -148,11 +154,19 @@ class Telemetry:
         """The sampler could not be heard for a while through no fault of the cards: their silence counts from now."""
         self.line_at = dict.fromkeys(self.line_at, time.monotonic())
 
-    def samples(self, *, connected: bool = True) -> list[dict[str, Any]]:
-        """The newest lines, in the order of the cards. A card the sampler stopped speaking of (it fell off the bus) says so."""
+    def locks(self) -> dict[str, tuple[dict[str, Any] | None, float]]:
+        """What the lock of each slot said, and when (HostReport.locks)."""
+        told = {uuid: line for uuid, line in self.lines.items() if "lock" in line and not line.get("error")}
+        found = {uuid: (line["lock"], float(line.get("at") or 0)) for uuid, line in told.items()}
+        return {**found, f"CPU:{self.host.name}": self.cpu_lock} if self.cpu_lock is not None else found
+
+    def samples(self) -> list[dict[str, Any]]:
+        """The newest lines, in the order of the cards. A card the sampler stopped speaking of while it speaks of others (it fell off the
+        bus) says so; when nothing at all is heard, that is the link's fault or the sampler's, and no card is lost for it.
+        """
         now = time.monotonic()
         for uuid, at in self.line_at.items():
-            if connected and now - at > STALE_S and not self.lines[uuid].get("error"):
+            if self.heard_at - at > STALE_S and not self.lines[uuid].get("error"):
                 self.lines[uuid] = self.silent(uuid, f"not seen for {now - at:.0f} s", self.lines[uuid].get("at"))
         return sorted((line for line in self.lines.values() if self.wanted(line)), key=lambda line: (line.get("index") or 0, line["uuid"]))
 

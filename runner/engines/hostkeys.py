@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +35,25 @@ def options(host: HostPolicy, config: list[Path] | None = None) -> dict[str, Any
         found["username"] = host.user
     if host.identity:
         found["client_keys"] = [os.path.expanduser(host.identity)]
-    if host.jump:
-        found["tunnel"] = ",".join(host.jump)
     return found
 
 
-async def explain(host: HostPolicy, config: list[Path] | None = None) -> OvernightError:
+def hop(host: HostPolicy, words: str) -> HostPolicy:
+    """A jump host (`user@name:port`) on the way to a host, reached with the same key."""
+    user, _, place_ = words.rpartition("@")
+    found = re.fullmatch(r"\[(.+)\](?::(\d+))?|([^:]+)(?::(\d+))?|(.+)", place_)
+    address, port = (found[1] or found[3] or found[5], found[2] or found[4]) if found else (place_, None)
+    name = f"{words} (on the way to {host.name})"
+    return dataclasses.replace(host, name=name, address=address, port=int(port) if port else None, user=user or None, jump=[])
+
+
+async def explain(host: HostPolicy, config: list[Path] | None = None, tunnel: asyncssh.SSHClientConnection | None = None) -> OvernightError:
     """The error of a key that could not be verified: its fingerprint, whether it is unknown or has changed, and how to trust it."""
     wanted = options(host, config)
-    ask = {key: wanted[key] for key in ("host", "port", "config", "tunnel") if key in wanted}
-    resolved = asyncssh.SSHClientConnectionOptions(**{k: v for k, v in wanted.items() if k != "tunnel"})
+    ask: dict[str, Any] = {key: wanted[key] for key in ("host", "port", "config") if key in wanted}
+    if tunnel is not None:
+        ask["tunnel"] = tunnel
+    resolved = asyncssh.SSHClientConnectionOptions(**wanted)
     port = int(getattr(resolved, "port", None) or 22)
     name = str(getattr(resolved, "host", None) or host.address or host.name)
     try:
@@ -59,10 +71,11 @@ async def explain(host: HostPolicy, config: list[Path] | None = None) -> Overnig
         f"{host.name} ({spot}) shows the {key.algorithm.decode() if isinstance(key.algorithm, bytes) else key.algorithm} key {fingerprint}"
     )
     if trusted:
+        where = next(file for file in files if known_keys([file], name, port))
+        remove = f"ssh-keygen -R {shlex.quote(spot)} -f {shlex.quote(os.path.expanduser(where))}"
         return HostKeyError(
-            f"The host key of {host.name} has CHANGED: {shown}, but {files[0]} knows {' and '.join(trusted)}.",
-            next_step=f"If you know why (a new machine, a new installation): `ssh-keygen -R '{spot}'`, "
-            "then trust the new key. If not, do not connect.",
+            f"The host key of {host.name} has CHANGED: {shown}, but {where} knows {' and '.join(trusted)}.",
+            next_step=f"If you know why (a new machine or installation): `{remove}`, then add to {where}: {line}. If not, do not connect.",
         )
     return HostKeyError(
         f"The host key of {host.name} is unknown: {shown}.",

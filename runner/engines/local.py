@@ -98,6 +98,7 @@ class LocalEngine:
                 samples=self.telemetry.samples(),
                 disk_free_mib=rundirs.disk_free_mib(str(self.lab_dir)),
                 info=self.info(),
+                locks=self.telemetry.locks(),
             )
         ]
 

@@ -109,9 +109,10 @@ class SshEngine:
                 error=error,
                 boot_id=link.hello.get("boot_id"),
                 slots=self.slots(),
-                samples=self.telemetry.samples(connected=link.up),
+                samples=self.telemetry.samples(),
                 disk_free_mib=self.disk_free_mib,
                 info=self.info(),
+                locks=self.telemetry.locks(),
             )
         ]
 
@@ -135,7 +136,7 @@ class SshEngine:
             "runs_dir": f"{workdir}/labs/{self.lab_id}/runs",
             "data_dir": f"{workdir}/data",
             "cache_dir": f"{workdir}/cache",
-            "lock_dir": self.host.env.get("OVERNIGHT_LOCK_DIR") or hello["lock_dir"],
+            "lock_dir": hello["lock_dir"],
             "preflights": self.preflights,
             "clock_skew_s": round(self.link.skew_s, 3),
             "connects": self.link.connects,

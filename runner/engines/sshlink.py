@@ -76,7 +76,7 @@ except OSError as problem:
     say(json.dumps({"refused": "the folder %s cannot be used: %s" % (work, problem)})); sys.exit(3)
 sys.path.insert(0, home)
 from onhost import link
-sys.exit(link.main(work, LAB))
+sys.exit(link.main(work, LAB, LOCKS))
 """
 
 
@@ -140,6 +140,7 @@ class SshLink:
         self.skew_s = 0.0
         self.down_since: float | None = time.time()
         self.connection: asyncssh.SSHClientConnection | None = None
+        self.hops: list[asyncssh.SSHClientConnection] = []  # open connections to the jump hosts
         self.connects = self.calls = 0
         self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[tuple[Any, bytes]]] = {}
@@ -211,6 +212,8 @@ class SshLink:
         if self.connection is not None:
             self.connection.abort()
             self.connection = None
+        while self.hops:
+            self.hops.pop().abort()
 
     async def _once(self) -> None:
         """One connection from its start to its loss; raises HostError when it does not come up."""
@@ -246,9 +249,18 @@ class SshLink:
             future.set_result((frame.get("value"), body))
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
-        """Open the connection; every way it can fail is a sentence."""
-        host = self.host
+        """Open the connection, through the jump hosts in their order."""
+        last: asyncssh.SSHClientConnection | None = None
+        for words in self.host.jump:
+            last = await self._open(hostkeys.hop(self.host, words), last)
+            self.hops.append(last)
+        return await self._open(self.host, last)
+
+    async def _open(self, host: HostPolicy, tunnel: asyncssh.SSHClientConnection | None) -> asyncssh.SSHClientConnection:
+        """One connection, perhaps through another; every way it can fail is a sentence."""
         options = hostkeys.options(host, self.config)
+        if tunnel is not None:
+            options["tunnel"] = tunnel
         try:
             return await asyncio.wait_for(
                 asyncssh.connect(
@@ -261,7 +273,7 @@ class SshLink:
                 CONNECT_LIMIT_S + 5,
             )
         except asyncssh.HostKeyNotVerifiable as problem:
-            raise await hostkeys.explain(host, self.config) from problem
+            raise await hostkeys.explain(host, self.config, tunnel) from problem
         except (asyncio.TimeoutError, TimeoutError) as problem:
             raise HostError(
                 f"{host.name} ({hostkeys.place(host)}) did not answer within {CONNECT_LIMIT_S:g} s.", next_step="Is it up?"
@@ -284,7 +296,8 @@ class SshLink:
         """Start our program on the host, sending it first when this version is not there yet."""
         name, packed = parcel()
         settings = {"WORK": self.host.workdir or DEFAULT_WORKDIR, "SHA": name, "LAB": self.lab_id}
-        code = re.sub("WORK|SHA|LAB", lambda word: repr(settings[word[0]]), BOOT)
+        settings["LOCKS"] = self.host.env.get("OVERNIGHT_LOCK_DIR") or ""
+        code = re.sub("WORK|SHA|LAB|LOCKS", lambda word: repr(settings[word[0]]), BOOT)
         script = f'import base64;exec(base64.b64decode("{base64.b64encode(code.encode()).decode()}"))'
         # -I: neither the login's folder nor its PYTHONPATH can put a module in our place
         command = f"exec {shlex.quote(self.host.python or 'python3')} -I -c '{script}'"

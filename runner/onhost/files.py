@@ -130,7 +130,7 @@ def remove(dir_fd: int, name: str) -> None:
         pass  # absent, or the disk refuses: both leave nothing for us to do
 
 
-def try_lock(fd: int, patience_s: float = 0.0) -> bool:
+def try_lock(fd: int, patience_s: float = 0.0, how: int = fcntl.LOCK_EX) -> bool:
     """Take the flock of an open file; False when somebody holds it.
 
     With patience, a lock held only for an instant (`lock_held` looking) is waited out.
@@ -138,7 +138,7 @@ def try_lock(fd: int, patience_s: float = 0.0) -> bool:
     until = time.monotonic() + patience_s
     while True:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
         except OSError as problem:
             if problem.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise  # a file system without locks must not look like a lock that is held
@@ -156,7 +156,7 @@ def lock_held(dir_fd: int, name: str = "lock") -> bool:
     except OSError:
         return False
     try:
-        return not try_lock(fd)
+        return not try_lock(fd, how=fcntl.LOCK_SH)  # shared: two who look at once are not in each other's way
     finally:
         os.close(fd)
 

@@ -180,8 +180,12 @@ def succeed(workdir: str, lab: str) -> None:
         os.close(dir_fd)
 
 
-def main(workdir: str, lab: str) -> int:
-    """Serve one connection. Our own environment is the login's: what runs get of it is chosen by the asking side."""
+def main(workdir: str, lab: str, lock_dir: str = "") -> int:
+    """Serve one connection. Our own environment is the login's, but for the folder of GPU locks when hosts.toml names one: what runs get
+    of it is chosen by the asking side.
+    """
+    if lock_dir:
+        os.environ["OVERNIGHT_LOCK_DIR"] = lock_dir
     os.makedirs(workdir, mode=0o700, exist_ok=True)
     if os.stat(workdir).st_uid != os.geteuid():
         sys.stdout.write(json.dumps({"refused": "%s belongs to another user" % workdir}) + "\n")

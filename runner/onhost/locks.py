@@ -20,6 +20,7 @@ from . import files, procs
 
 DEFAULT_DIR = "/tmp/overnight-locks"
 MAX_NOTE_BYTES = 1000
+LOOK_S = 0.1  # whoever only looks whether a lock is held has it for microseconds
 
 
 def default_dir() -> str:
@@ -84,7 +85,7 @@ class GpuLocks:
     def try_take(self) -> bool:
         """Take all without waiting; False (and none kept busy by us for long) when one is held."""
         for i in range(len(self.fds)):
-            if not files.try_lock(self.fds[i]):
+            if not files.try_lock(self.fds[i], patience_s=LOOK_S):
                 return False
             if not self.still_named(i):
                 self.reopen(i)

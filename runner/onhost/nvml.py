@@ -17,7 +17,7 @@ SLOW_EVERY_S = 10.0  # energy alone costs 2.5 ms; link width, ECC and limits mov
 FIELDS = (
     "at", "uuid", "index", "name", "util_pct", "mem_util_pct", "mem_used_mib", "mem_total_mib", "power_w", "power_limit_w",
     "power_default_w", "temp_c", "sm_mhz", "sm_max_mhz", "mem_mhz", "throttle", "pstate", "ecc_uncorrected", "pcie_gen",
-    "pcie_gen_max", "pcie_width", "pcie_width_max", "energy_j", "mig", "driver", "processes", "error", "source",
+    "pcie_gen_max", "pcie_width", "pcie_width_max", "energy_j", "mig", "driver", "processes", "lock", "error", "source",
 )  # fmt: skip
 
 

@@ -18,8 +18,11 @@ import time
 import traceback
 from typing import Any, Dict, Iterator, List, Optional
 
-from . import smi
+from . import locks, smi
 from .nvml import FIELDS, NoGpus, Nvml, Unreadable, driver_present
+
+CPU_LOCK = "CPU"
+LOCKS_EVERY_S = 2.0  # the CPU's lock, between two lines of a machine without cards
 
 
 def open_reader() -> Any:
@@ -49,10 +52,26 @@ def produce(out_fd: int, interval_s: float) -> None:
         except Unreadable as problem:
             lines = [{"at": round(time.time(), 3), "fatal": str(problem), "absent": False}]
             reader = None
+        told = look_at_locks(lines)
         os.write(out_fd, (json.dumps(lines) + "\n").encode())
         pause_s = max(interval_s, getattr(reader, "min_interval_s", 0.0)) if reader else max(interval_s, 10.0)
         next_at = max(next_at + pause_s, time.monotonic())
-        time.sleep(max(0.0, next_at - time.monotonic()))
+        while time.monotonic() < next_at:
+            time.sleep(min(max(interval_s, LOCKS_EVERY_S), max(0.0, next_at - time.monotonic())))
+            held = locks.holder(locks.default_dir(), CPU_LOCK)
+            if held != told:
+                told = held
+                os.write(out_fd, (json.dumps([{"at": round(time.time(), 3), "cpu_lock": held}]) + "\n").encode())
+
+
+def look_at_locks(lines: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
+    """Add to each card's line who holds its lock, and to the first line who holds the CPU's; the latter."""
+    folder = locks.default_dir()
+    for line in lines:
+        if "uuid" in line:
+            line["lock"] = locks.holder(folder, line["uuid"])
+    lines[0]["cpu_lock"] = locks.holder(folder, CPU_LOCK)
+    return lines[0]["cpu_lock"]
 
 
 class Child:

@@ -43,3 +43,4 @@ def finish(lab: Lab, run_id: str, val_bpb: float | None = None, **observed: Any)
     outcome = Outcome.COMPLETED if val_bpb is not None else Outcome.CRASHED
     columns = {"phase": Phase.ENDED, "outcome": outcome, "class_key": "cpu", "val_bpb": val_bpb}
     lab.store.update_run(run_id, **{**columns, "started_at": now - 20, "ended_at": now, "wall_s": 20.0, "trust": "claimed", **observed})
+    lab.store.event("daemon", "ended", run_id, str(columns["outcome"]))

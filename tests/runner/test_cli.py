@@ -69,7 +69,7 @@ def test_show_tells_everything_and_the_trail(lab: Lab, capsys: pytest.CaptureFix
     answer = overnight(capsys, "--lab", lab.path, "show", run_id, "--json").object
     assert answer["outcome"] == "completed" and answer["val_bpb"] == 1.25 and answer["overrides"] == {"DEPTH": 4}
     assert len(answer["points"]) == 200 and answer["points"][0][0] == 0 and answer["points"][-1][0] == 299
-    assert [e["verb"] for e in answer["events"]] == ["submit"] and "DEPTH = 4" in Path(answer["source_path"]).read_text()
+    assert [e["verb"] for e in answer["events"]] == ["submit", "ended"] and "DEPTH = 4" in Path(answer["source_path"]).read_text()
     plain = overnight(capsys, "--lab", lab.path, "show", run_id).out
     assert "1.250000" in plain and "shallower" in plain and "DEPTH=4" in plain
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner import fitness, verbs
+from runner import fitness, queries, verbs
 from runner.fitness import Fitness, host_at_fault
 from runner.lab import Lab
 from runner.records import Submission
@@ -39,6 +39,43 @@ def test_three_different_runs_in_a_row_and_a_try_after_the_hold(monkeypatch: pyt
     clock[0] += fitness.FIRST_HOLD_S * 1.5
     assert fit.hold("a")
     assert fit.went_well("a") and fit.why("a") is None and not fit.went_well("a")
+
+
+def test_a_check_makes_a_host_unfit_at_once_and_fit_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(fitness.time, "monotonic", lambda: clock[0])
+    fit = Fitness()
+    assert not fit.checked("a", None) and fit.checked("a", "torch: sees no GPU") and not fit.checked("a", "torch: sees no GPU")
+    assert fit.hold("a") == "`hosts check` found: torch: sees no GPU"
+    clock[0] += fitness.FIRST_HOLD_S
+    assert fit.probing("a")  # a check may be wrong: one run is tried
+    assert fit.checked("a", None) and fit.why("a") is None
+
+
+async def test_a_check_that_finds_no_usable_python_holds_the_queue(tmp_path: Path) -> None:
+    lab = local_lab(tmp_path)
+    good = lab.hosts_file.read_text()
+    bad = good.replace("gpus = []", 'gpus = []\npython = "/nowhere/python"')
+    for text, state in ((bad, "unfit"), (good, "up")):
+        lab.accept(text)
+        lab.hosts_file.write_text(text)
+        async with serving(lab):
+            await until(lambda: [h.state for h in lab.store.hosts()] == ["up"])
+            request = verbs.ask(lab, "hosts_check", {"hosts": []}, who="cli")
+            await until(lambda i=request: verbs.answer(lab, i).state == "done")  # type: ignore[misc]
+            await until(lambda s=state: [h.state for h in lab.store.hosts()] == [s])  # type: ignore[misc]
+            assert lab.store.hosts()[0].checked_at
+            (run_id,) = submit(lab, 1, TAG=state)
+            if state == "unfit":
+                await until(lambda: [g["state"] for g in queries.gpu_objects(lab)] == ["held"])
+                assert (
+                    "/nowhere/python does not exist" in (queries.gpu_objects(lab)[0]["note"] or "")
+                    and queries.lab_state(lab).idle_gpus == 0
+                )
+                assert lab.store.run(run_id).phase == "queued"  # type: ignore[union-attr]
+            else:
+                assert (await ended(lab, run_id))[0].outcome == "completed"
+    lab.close()
 
 
 async def test_a_host_without_its_python_keeps_the_rest_of_the_queue(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ class TestOnHosts:
     pytestmark = system
 
     async def test_check_says_what_a_host_is_and_lacks(self, net: Net, engines: Any, tmp_path: Path) -> None:
-        lab = make_lab(tmp_path)
+        lab = make_lab(tmp_path, script="import torch\n")
         engine = await engines(lab, min_free_disk_mib=1)
         net.hosts[0].nvml.card("GPU-1a", procs="1:499")
         report = await hostcare.check(engine.host, engine)
@@ -70,7 +70,7 @@ class TestOnHosts:
         assert checks["disk"]["ok"] and checks["disk"]["value"] > 1
         assert checks["data"]["ok"] is None
         # this Python's torch, if there is one, is built without CUDA: with GPUs there that makes the host unfit
-        assert checks["torch"]["ok"] is False and report["state"] == "unfit" and "hosts setup gpu1" in report["next"]
+        assert checks["torch"]["ok"] is False and report["state"] == "unfit" and "set python of gpu1" in report["next"].lower()
         assert [gpu["uuid"] for gpu in report["gpus"]] == ["GPU-1a", "GPU-1b"]
 
     async def test_check_of_silent_hosts_ends_in_time(self, engines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +112,8 @@ class TestOnHosts:
         write_trainer(tmp_path, "")
         (tmp_path / "trainer" / "preflight.py").write_text(
             "import json, os\n"
-            "found = {'gpu_name': 'NVIDIA H100 80GB HBM3', 'matmul_flops': 6e14, 'peak_flops': 989.5e12, 'choices': {'ATTENTION': 'cudnn'}}\n"
+            "found = {'gpu_name': 'NVIDIA H100 80GB HBM3', 'matmul_flops': 6e14, 'peak_flops': 989.5e12,\n"
+            "         'choices': {'ATTENTION': 'cudnn'}}\n"
             "assert os.environ['CUDA_VISIBLE_DEVICES'] == 'GPU-1a'\n"
             "json.dump(found, open(os.environ['OVERNIGHT_DATA'] + '/preflight-x.json', 'w'))\n"
         )
@@ -124,6 +125,20 @@ class TestOnHosts:
         assert (await engine.capacity())[0].info["preflights"][0]["matmul_flops"] == 6e14
         check = by_name(await hostcare.check(engine.host, engine))["preflight"]
         assert check["text"] == "NVIDIA H100 80GB HBM3: 600 TFLOP/s, 61 % of its peak; attention cudnn"
+
+    async def test_setup_says_ready_exactly_where_check_says_fit(self, engines: Any, tmp_path: Path) -> None:
+        write_trainer(tmp_path, "")
+        lab = relabel(tmp_path)
+        engine = await engines(lab, min_free_disk_mib=1)
+        done = await hostcare.setup(engine.host, engine, lambda text: None)
+        checks = by_name(done)
+        assert "gpu1 is ready" in done["text"] and checks["torch"]["ok"] is None and "does not import torch" in checks["torch"]["text"]
+        (tmp_path / "trainer" / "train.py").write_text("import torch\n")
+        with pytest.raises(HostError, match="still not fit: ") as failure:
+            await hostcare.setup(engine.host, engine, lambda text: None)
+        report = await hostcare.check(engine.host, engine)
+        assert report["state"] == "unfit" and report["error"] in failure.value.message
+        assert "leave it out" in failure.value.next_step  # python was given: setting up again would change nothing
 
     async def test_setup_that_fails_says_which_step_and_shows_why(self, engines: Any, tmp_path: Path) -> None:
         write_trainer(tmp_path, "raise SystemExit('no corpus here')")
@@ -146,6 +161,7 @@ class TestOnHosts:
         first.cancel()  # the daemon dies as well
         with pytest.raises(asyncio.CancelledError):
             await first
+        await engine.close()  # else both would keep the host connected, each ending the other's link
         net.hosts[0].start_sshd()
         other = await engines(lab)
         result = await hostsetup.setup(other.host, other, lambda text: None)
@@ -154,7 +170,7 @@ class TestOnHosts:
 
 async def test_check_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostcare.inspecting, "PROBE", NO_TORCH)
-    lab = make_lab(tmp_path)
+    lab = make_lab(tmp_path, script="from torch import nn\n")
     engine = LocalEngine(lab, HostPolicy("here", gpus=[]))
     await engine.start()
     try:
@@ -164,6 +180,12 @@ async def test_check_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     checks = by_name(report)
     assert checks["GPUs"]["ok"] is None and checks["python"]["ok"] and checks["torch"]["ok"] is False
     assert report["state"] == "unfit" and "ImportError: no" in report["error"]
+
+
+def test_sizes_below_ten_gib_are_told_in_mib() -> None:
+    engine: Any = type("E", (), {"floor_mib": 300})()
+    report: Any = type("R", (), {"disk_free_mib": 812})()
+    assert hostcare.disk(HostPolicy("h"), report, engine)["text"] == "812 MiB free, floor 300 MiB"
 
 
 async def test_check_without_an_engine_is_a_sentence() -> None:

@@ -24,14 +24,15 @@ SCRIPT = '"""A script."""\nDEPTH = 8\nTOTAL_BATCH_SIZE = 2**19\nMATRIX_LR = 0.04
 _daemons: dict[Path, int] = {}
 
 
-def empty_lab(folder: Path) -> Lab:
-    """A lab nothing was done in."""
+def empty_lab(folder: Path, *hosts: str) -> Lab:
+    """A lab nothing was done in, with these ssh hosts."""
     folder.mkdir(parents=True, exist_ok=True)
     trainer = folder / "trainer"
     trainer.mkdir(exist_ok=True)
     (trainer / "train.py").write_text(SCRIPT)
     (trainer / "prepare.py").write_text("TIME_BUDGET = 300\n")
-    (folder / "hosts.toml").write_text('[trainer]\nfolder = "trainer"\n[policy]\nbudget_s = 300\n')
+    machines = "".join(f'[[host]]\nname = "{name}"\nkind = "ssh"\n' for name in hosts)
+    (folder / "hosts.toml").write_text(f'[trainer]\nfolder = "trainer"\n[policy]\nbudget_s = 300\n{machines}')
     return open_lab(folder / "lab", create=True)
 
 

@@ -25,7 +25,7 @@ STEP_LINE = (
 
 def busy(folder: Path) -> Lab:
     """Sixteen GPUs on two hosts in the middle of a night: fourteen runs live, nine waiting, one crash, one refuted claim."""
-    lab = empty_lab(folder)
+    lab = empty_lab(folder, "alpha", "beta")
     with lab.store.transaction():
         for name in ("alpha", "beta"):
             facts = {"kind": "ssh", "state": "up", "since": rows.NOW - 7000, "checked_at": rows.NOW - 300, "disk_free_mib": 812_000}
@@ -163,12 +163,14 @@ def host_down(folder: Path) -> Lab:
     store.upsert_host("beta", state="down", since=rows.NOW - 340, error="beta does not answer on port 22 (timed out after 10 s).")
     for i in range(6):
         run = store.gpus()[8 + i].run_id
-        store.upsert_gpu(f"GPU-beta-{i:02d}", state="lost", reason="its host is down")
         if run:
             store.update_run(run, phase="unreachable", unreachable_since=rows.NOW - 340)
     store.upsert_gpu(
         "GPU-alpha-03", state="quarantined", reason="41 GiB still held by pid 8812 (python) of user mira", run_id=None, since=rows.NOW - 95
     )
+    idle = next(g for g in store.gpus() if g.uuid == "GPU-alpha-06")
+    store.update_run(str(idle.run_id), phase="ended", outcome="cancelled", cause_text="cancelled", ended_at=rows.NOW - 70)
+    store.upsert_gpu(idle.uuid, state="free", run_id=None, since=rows.NOW - 70)
     store.set_setting("queue_paused", True)
     beat(lab)
     return lab

@@ -155,8 +155,10 @@ class HostsPage(Page):
 def host_row(host: Host, snapshot: Snapshot, now: float) -> Json:
     """One host with its GPUs counted."""
     gpus = [g for g in snapshot.gpus if g.get("host") == host.name]
+    told = snapshot.told.get(host.name, {})
     return {
-        "name": host.name, "kind": host.kind, "state": host.state, "since_s": now - host.since, "error": host.error, "info": host.info,
+        "name": host.name, "kind": host.kind, "state": told.get("state") or host.state, "since_s": now - host.since,
+        "error": told.get("error") or host.error, "info": host.info,
         "paused": host.paused, "drain": host.drain, "gpus": len(gpus), "busy": sum(1 for g in gpus if g.get("run")),
         "disk_free_mib": host.disk_free_mib, "checked_s": now - host.checked_at if host.checked_at else None,
     }  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..lines import Line, Span, bar, crop, fit, safe, spark
-from ..words import GPU_GLYPHS, STAGES, age, clock, gib, number, rate, short_gpu, throttled
+from ..words import GPU_GLYPHS, age, clock, gib, number, rate, short_gpu, state_word, throttled
 from .table import Column, Row
 
 CARD_HIGH = 6
@@ -47,7 +47,7 @@ def label(gpu: Row, width: int = 24) -> str:
 def mfu_text(gpu: Row) -> str:
     """MFU in percent; `?` when the card's peak is not known; suspect figures say so."""
     value = gpu.get("mfu_percent")
-    if gpu.get("state") == "lost" or (gpu.get("run_object") or {}).get("phase") == "unreachable":
+    if gpu.get("state") in ("lost", "down") or (gpu.get("run_object") or {}).get("phase") == "unreachable":
         return "-"
     if isinstance(value, (int, float)):
         return number(value, 1, "%") + ("!" if value > 100 else "")
@@ -57,7 +57,7 @@ def mfu_text(gpu: Row) -> str:
 def _sample(gpu: Row) -> Mapping[str, Any]:
     """The newest sample, empty once it is old: a figure that no longer moves must not look alive."""
     old_s = gpu.get("sample_age_s")
-    if gpu.get("state") == "lost" or (isinstance(old_s, (int, float)) and old_s > STALE_S):
+    if gpu.get("state") in ("lost", "down") or (isinstance(old_s, (int, float)) and old_s > STALE_S):
         return {}
     return gpu.get("sample") or {}
 
@@ -87,8 +87,8 @@ def heat(gpu: Row) -> Span:
 
 def note(gpu: Row) -> Span:
     """What is wrong with the GPU or slows it; empty when nothing."""
-    if gpu.get("state") in ("quarantined", "lost", "foreign"):
-        return (safe(gpu.get("reason") or gpu.get("state"), 80), "bad" if gpu["state"] != "foreign" else "warn")
+    if gpu.get("state") in ("quarantined", "lost", "foreign", "down", "held"):
+        return (safe(gpu.get("reason") or gpu.get("state"), 160), "warn" if gpu["state"] in ("foreign", "held") else "bad")
     if _sample(gpu).get("error"):
         return (safe(_sample(gpu)["error"], 80), "warn")
     old_s = gpu.get("sample_age_s")
@@ -104,7 +104,7 @@ def stage_text(gpu: Row) -> Span:
     if gpu.get("run"):
         if run.get("phase") == "unreachable":
             return ("no link", "warn")
-        return (STAGES.get(str(run.get("stage")), "") or safe(run.get("phase") or "run", 12), "")
+        return (state_word(run) if run else "run", "")
     state = safe(gpu.get("state"), 12)
     return ("idle" if state == "free" else state, GPU_GLYPHS.get(str(gpu.get("state")), ("", ""))[1])
 

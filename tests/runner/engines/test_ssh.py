@@ -367,7 +367,11 @@ async def test_an_unknown_and_a_changed_host_key_are_told_apart(net: Net, far: A
     (tmp_path / "known").write_text(f"{one.host.address} {' '.join(other)}\n")
     one.engine.link.retry_now()
     error = await until(lambda: refused("CHANGED"))
-    assert error.count("SHA256:") == 2 and "ssh-keygen -R" in error
+    assert error.count("SHA256:") == 2
+    forget = error.split("`")[1].split()
+    assert forget[:2] == ["ssh-keygen", "-R"] and forget[3:] == ["-f", str(tmp_path / "known")]
+    subprocess.run(forget, check=True, capture_output=True)
+    assert (tmp_path / "known").read_text() == ""  # the advice does what it says, where the key is
     line = " ".join((one.host.folder / "host_key.pub").read_text().split()[:2])
     (tmp_path / "known").write_text(f"{one.host.address} {line}\n")
     one.engine.link.retry_now()
@@ -390,6 +394,34 @@ async def test_ssh_config_gives_the_alias_and_a_jump_host_leads_on(net: Net, far
     assert (await three.up()).info["hostname"] == "gpu1"
     log = (net.hosts[0].folder / "sshd.log").read_text()
     assert f"from {net.hosts[1].address}" in log
+
+
+def told(condition: Callable[[], Any]) -> Callable[[], Any]:
+    """A condition that needs no waiting, for `until`."""
+
+    async def look() -> Any:
+        return condition()
+
+    return look
+
+
+async def test_two_jump_hosts_are_gone_through_in_order_with_the_hosts_key(net: Net, far: Any, tmp_path: Path) -> None:
+    first, second = net.hosts
+    log = second.folder / "sshd.log"
+    before = log.read_text().count(f"from {first.address}")
+    hops = [f"root@{second.address}", f"root@{first.address}:22"]
+    one = await far(1, jump=hops)
+    assert (await one.up()).info["hostname"] == "gpu2"
+    assert log.read_text().count(f"from {first.address}") > before and len(one.engine.link.hops) == 2
+    one.engine.link.hops[0].abort()  # the way is cut in the middle
+    await until(told(lambda: one.engine.link.connects == 2 and one.engine.link.up))
+    (tmp_path / "known").write_text(net.known_hosts.read_text().replace(first.address, "elsewhere"))
+    config = tmp_path / "config"
+    config.write_text(f"Host *\n  UserKnownHostsFile {tmp_path / 'known'}\n")
+    two = await far(1, jump=hops, config=[config])
+    await until(told(lambda: "unknown" in str(two.engine.link.error)))
+    error = str(two.engine.link.error)
+    assert f"root@{first.address}:22 (on the way to gpu2)" in error and "SHA256:" in error
 
 
 async def test_a_new_link_ends_the_one_that_was_cut_off(far: Any) -> None:

@@ -64,7 +64,7 @@ def test_every_field_of_the_format_is_there_with_its_unit(nvml: FakeNvml, sample
         "GPU-a", util=97, memutil=40, used=61_000, power=650_123, temp=71, sm=1755, throttle="24", ecc=2, procs=f"{os.getpid()}:60500"
     )
     line = sampler().line()
-    assert set(line) == set(nvml_reader.FIELDS)
+    assert set(line) == {*nvml_reader.FIELDS, "cpu_lock"}  # the first line of a round speaks of the CPU's lock too
     expected = {
         "uuid": "GPU-a", "index": 0, "name": "NVIDIA H100 80GB HBM3", "util_pct": 97, "mem_util_pct": 40, "mem_used_mib": 61_000,
         "mem_total_mib": 81_559, "power_w": 650.1, "power_limit_w": 700.0, "power_default_w": 700.0, "temp_c": 71, "sm_mhz": 1755,
@@ -191,7 +191,7 @@ def test_without_nvml_it_reads_nvidia_smi_old_names_included(sampler: Any, tmp_p
     smi.chmod(0o755)
     one = sampler("--once", env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "LD_LIBRARY_PATH": "", "FAKE_NVML_STATE": ""})
     first, second = one.line(), one.line()
-    assert set(first) == set(nvml_reader.FIELDS) and first["source"] == "nvidia-smi"
+    assert set(first) == {*nvml_reader.FIELDS, "cpu_lock"} and first["source"] == "nvidia-smi"
     assert (first["util_pct"], first["power_w"], first["power_limit_w"], first["throttle"], first["pstate"]) == (97, 440.21, 450.0, 4, 2)
     assert first["ecc_uncorrected"] is None and second["util_pct"] is None and second["power_w"] is None and second["processes"] == []
     assert [(p["pid"], p["used_mib"]) for p in first["processes"]] == [(1, 60_500), (4194000, None)]
