@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from textual._compositor import Compositor
 
 from runner.lab import Lab
 from tests.tui.driving import opened, screen_text, until
@@ -176,3 +179,34 @@ async def test_one_factor_has_no_map_and_no_empty_place_for_it(lab: Lab) -> None
         await until(lambda: isinstance(room.screen, WavePage) and "wave:w2" in room.snapshot.views)
         await pilot.pause()
         assert not room.screen.query_one("#heat").display and room.screen.query_one("#effects").size.width > 100
+
+
+async def test_moving_the_focus_repaints_two_panes_and_not_the_screen(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole screen is 40 kB over ssh, for every press of Tab."""
+    async with opened(lab, size=(160, 50)) as (room, pilot):
+        await pilot.press("tab", "tab")
+        await pilot.pause()
+        whole: list[bool] = []
+        real = Compositor.render_full_update
+
+        def counted(self: Compositor, *args: Any, **how: Any) -> Any:
+            whole.append(True)
+            return real(self, *args, **how)
+
+        monkeypatch.setattr(Compositor, "render_full_update", counted)
+        await pilot.press("tab", "shift+tab")
+        await pilot.pause()
+        assert not whole
+        assert room.focused is not None and "Esc" not in screen_text(room).splitlines()[-1] and "q quit" in screen_text(room)
+
+
+async def test_a_sort_is_seen_also_where_there_is_no_heading(lab: Lab) -> None:
+    async with opened(lab, size=(160, 50)) as (room, pilot):
+        wall = room.screen.query_one(GpuWall)
+        assert wall.mode == "cards"
+        await pilot.press("s")
+        await pilot.pause()
+        assert wall.sort_key == "gpu" and "by GPU ▴" in screen_text(room)
+        await pilot.press("S")
+        await pilot.pause()
+        assert wall.rows[0]["host"] == "beta" and "by GPU ▾" in screen_text(room)

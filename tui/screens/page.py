@@ -6,12 +6,13 @@ A page is a pure view: `show_body(snapshot)` is called once a second and after e
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from textual import actions, events
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.screen import Screen
+from textual.reactive import Reactive
 from textual.widget import Widget
 
 from runner.errors import BadValue
@@ -23,7 +24,7 @@ from ..snapshot import Snapshot
 from ..widgets.bars import alert_lines, alerts, header
 from ..widgets.dialogs import Field, FilterLine, Form
 from ..widgets.table import Table
-from ..widgets.view import Strips, View
+from ..widgets.view import Strips, View, Worded
 
 if TYPE_CHECKING:
     from ..app import ControlRoom
@@ -32,7 +33,7 @@ SMALL = (40, 10)
 UNASKED = frozenset({"copy", "copy_command", "open_wave"})  # run actions that write nothing
 
 
-class Page(RunDeeds, Screen[None]):
+class Page(RunDeeds, Worded):
     """The frame around a body."""
 
     DEFAULT_CSS = """
@@ -42,6 +43,7 @@ class Page(RunDeeds, Screen[None]):
     Page > #keys-line { height: 1; background: $surface; dock: bottom; }
     """
     AUTO_FOCUS = None
+    focused: Reactive[Widget | None] = Reactive(None, repaint=False)  # Textual's own repaints the whole screen when the focus moves
     NAME: ClassVar[str] = "page"
 
     def __init__(self) -> None:
@@ -195,8 +197,8 @@ class Page(RunDeeds, Screen[None]):
         return f"{binding.description}: not for {named} ({', '.join(states)})."
 
     def on_descendant_focus(self) -> None:
-        """Other keys apply now."""
-        self.show_keys()
+        """Other keys apply now; they are asked for once the focus is seen to have moved."""
+        self.call_after_refresh(self.show_keys)
 
     def on_table_moved(self, event: Table.Moved) -> None:
         """Other keys may apply to another row."""
@@ -298,10 +300,9 @@ class Page(RunDeeds, Screen[None]):
         snapshot = self.room.snapshot
         if run_id in snapshot.live:
             return snapshot.live[run_id]
-        rows: list[Any] = list(snapshot.queue)
-        for table in self.query(Table):
-            if table.key_name == "id":
-                rows += table.all_rows
+        focused = self.focused
+        at_hand = focused.row() if isinstance(focused, Table) and focused.key_name == "id" else None
+        rows = chain([at_hand or {}], snapshot.queue, *(t.all_rows for t in self.query(Table) if t.key_name == "id"))
         found: Facts = next((r for r in rows if r.get("id") == run_id), {})
         return {**found, "phase": "ended"} if found and "rank" in found else found
 

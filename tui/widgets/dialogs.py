@@ -23,7 +23,7 @@ from textual.widgets import Input, Static
 from runner.errors import OvernightError
 
 from ..lines import Line
-from .view import Lines
+from .view import Lines, Worded
 
 DEAF_S = 0.3
 
@@ -148,10 +148,10 @@ class Form(ModalScreen[dict[str, str] | None]):
         self.dismiss(None)
 
 
-class KeysPage(ModalScreen[None]):
+class KeysPage(Worded, ModalScreen[None]):
     """Every key that works here, made from the bindings themselves."""
 
-    DEFAULT_CSS = "KeysPage { align: center middle; background: $background 40%; }"
+    DEFAULT_CSS = "KeysPage { layout: vertical; align: center middle; background: $background 40%; }"
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,q", "leave", "close")]
 
     def __init__(self, title: str, lines: list[Line]) -> None:

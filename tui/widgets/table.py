@@ -164,6 +164,9 @@ class Table(View):
 
     def _say(self, shown: str) -> None:
         mark = f" · {len(self.marks)} marked" if self.marks else ""
+        by = next((c for c in self.columns if c.key == self.sort_key), None)
+        if by is not None:
+            mark += f" · by {by.title or by.key} {'▾' if self.backward else '▴'}"
         self.caption(f"{self.name_shown} {shown}{mark}" + (f" · /{self.note}" if self.note else ""), self.note_right)
 
     def _follow(self) -> None:
@@ -275,7 +278,8 @@ class Table(View):
 
     def action_sort(self) -> None:
         """Sort by the next sortable column; after the last, by the given order."""
-        keys: list[str | None] = [None, *[c.key for c, _ in self._layout[1] if c.order is not None]]
+        shown = [c for c, _ in self._layout[1]] or self.columns  # cards have no columns, and an order all the same
+        keys: list[str | None] = [None, *[c.key for c in shown if c.order is not None]]
         at = keys.index(self.sort_key) if self.sort_key in keys else 0
         self.sort_key = keys[(at + 1) % len(keys)]
         self._arrange()

@@ -6,7 +6,7 @@ what it drew last and marks the differing columns dirty. Subclasses give `count`
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -14,6 +14,7 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.content import Content
 from textual.geometry import Region, Size
+from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
@@ -21,33 +22,40 @@ from ..lines import STYLES, Line, cells, changed_columns, crop
 from ..plain import ascii_only
 
 
+class Worded(Screen[Any]):
+    """A screen that knows how each style word looks, for all its panes: were it each pane, every move of the focus would style it anew."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {f"view--{s}" for s in (*STYLES, "cursor-focus")}
+    DEFAULT_CSS = """
+    Worded > .view--good { color: $text-success; }
+    Worded > .view--warn { color: $text-warning; }
+    Worded > .view--bad { color: $text-error; text-style: bold; }
+    Worded > .view--muted { color: $foreground 58%; }
+    Worded > .view--accent { color: $text-accent; }
+    Worded > .view--strong { text-style: bold; }
+    Worded > .view--head { color: $foreground 58%; text-style: italic; }
+    Worded > .view--title { color: $text-accent; text-style: bold; }
+    Worded > .view--key { color: $text-accent; text-style: bold; }
+    Worded > .view--bar { color: $success; }
+    Worded > .view--track { color: $surface-lighten-2; }
+    Worded > .view--own { color: $text-accent; text-style: bold; }
+    Worded > .view--best { color: $text-success; }
+    Worded > .view--parent { color: $text-primary; }
+    Worded > .view--mark { color: $text-warning; text-style: bold; }
+    Worded > .view--cursor { background: $surface-lighten-1; }
+    Worded > .view--cursor-focus { background: $primary-muted; text-style: bold; }
+    """
+
+
 class View(ScrollView, can_focus=True):
     """A focusable pane of rows; `fixed` rows at the top do not scroll."""
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"view--{s}" for s in STYLES}
     DEFAULT_CSS = """
     View {
         background: $background; color: $foreground; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; overflow-x: hidden;
         border-top: solid $surface-lighten-2; border-title-color: $text-muted; border-title-style: none;
         scrollbar-color: $surface-lighten-3; scrollbar-background: $background; scrollbar-background-hover: $background;
         &:focus { border-top: solid $accent; border-title-color: $accent; border-title-style: bold; }
-        & > .view--good { color: $text-success; }
-        & > .view--warn { color: $text-warning; }
-        & > .view--bad { color: $text-error; text-style: bold; }
-        & > .view--muted { color: $foreground 58%; }
-        & > .view--accent { color: $text-accent; }
-        & > .view--strong { text-style: bold; }
-        & > .view--head { color: $foreground 58%; text-style: italic; }
-        & > .view--title { color: $text-accent; text-style: bold; }
-        & > .view--key { color: $text-accent; text-style: bold; }
-        & > .view--bar { color: $success; }
-        & > .view--track { color: $surface-lighten-2; }
-        & > .view--own { color: $text-accent; text-style: bold; }
-        & > .view--best { color: $text-success; }
-        & > .view--parent { color: $text-primary; }
-        & > .view--mark { color: $text-warning; text-style: bold; }
-        & > .view--cursor { background: $surface-lighten-1; }
-        &:focus > .view--cursor { background: $primary-muted; text-style: bold; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -143,9 +151,11 @@ class View(ScrollView, can_focus=True):
 
     def _themed(self, word: str) -> Style:
         """A style word in the colours of the theme; a share of the foreground is blended here, for a row is drawn without layers."""
-        styles, base = self.get_component_styles(f"view--{word}"), self.background_colors[1]
+        if word == "cursor" and self.has_focus:
+            word = "cursor-focus"
+        styles, base = self.screen.get_component_styles(f"view--{word}"), self.background_colors[1]
         rich = styles.partial_rich_style
-        if word == "cursor":
+        if word.startswith("cursor"):
             if self.app.native_ansi_color:  # without colours of our own, and with none at all, the row must still be seen
                 return Style(reverse=self.has_focus, underline=not self.has_focus, bold=rich.bold)
             return Style(bgcolor=rich.bgcolor, bold=rich.bold)
