@@ -48,15 +48,18 @@ reasons. Do not claim a gain that is within noise or only claimed.
 """
 
 
-TUNE = """Tune total batch and learning rate of this lab's script. Ordinary runs, at a budget of {budget} s; `overnight tune` does the same.
+TUNE = """Tune total batch, learning rate and model size of this lab's script. Ordinary runs, at a budget of {budget} s; `overnight tune` does
+the same.
 
 1. Two or more repeats of the baseline at this budget: the noise. Gains within it count for nothing.
-2. A wave of one change a run: TOTAL_BATCH_SIZE halved and doubled from the script's own (DEVICE_BATCH_SIZE must divide it), and every
-   learning rate times 0.5 and times 2, beside four repeats of the base. Read analyze_wave.
-3. Move to where all results so far say it is lowest, check that point against the old one with repeats, and do 2 again around it with
-   smaller steps, until a wave brings nothing clear. Watch tokens per second: beyond a device batch, speed falls off a cliff.
-4. Promote the point and the baseline to a budget four times as long: decide(action="promote", budget_s=...). Only now lengthen.
-5. Report a table: budget, batch, rate, val_bpb, gain with its error, MFU, tokens, steps.
+2. A wave of one change a run: TOTAL_BATCH_SIZE halved and doubled from the script's own (DEVICE_BATCH_SIZE must divide it), every
+   learning rate times 0.5 and times 2, DEPTH and ASPECT_RATIO up and down. Read analyze_wave.
+3. Move all of them to where the results so far say it is lowest. Around that point, waves that change all at once by half a step, each
+   run with its mirror image; move again, until a wave brings nothing clear. Watch tokens per second: beyond a device batch, speed falls
+   off a cliff.
+4. Run the point and the baseline, two seeds each, at a budget four times as long: decide(action="promote", budget_s=...). Only now
+   lengthen.
+5. Report a table: budget, what was changed, val_bpb, gain with its error, MFU, tokens, steps.
 """
 
 

@@ -16,6 +16,7 @@ from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table
 from runner.daemonctl import ensure_daemon
 from runner.errors import BadValue, Refused
 from runner.research import promotion
+from runner.research.axes import said as changes_said
 from runner.research.classes import gpu_of
 from runner.research.results import export_results, import_results
 from runner.research.tune import Plan, Tune
@@ -78,12 +79,15 @@ def tune(
     ] = None,
     waves: Annotated[int, typer.Option("--waves", min=1, max=20, help="Waves at the short budget.")] = 3,
     size: Annotated[int, typer.Option("--size", min=4, max=64, help="Runs in a wave.")] = 8,
+    knob: Annotated[
+        list[str] | None, typer.Option("--knob", metavar="NAME", help="A constant to tune, or LR_MULTIPLIER; may be given again.")
+    ] = None,
     gpu: Annotated[str | None, typer.Option("--gpu", metavar="TYPE", help="A part of the GPU's name.")] = None,
     optimizer: Annotated[str, typer.Option("--optimizer", help="waves, or optuna (the `tune` extra).")] = "waves",
     restart: Annotated[bool, typer.Option("--restart", help="Forget an unfinished tune and begin anew.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Tune batch and learning rate, by runs. The winner is tried at a longer budget; the same command goes on where it was stopped."""
+    """Tune batch, learning rate and model size, by runs. The winner is tried at a longer budget; the command goes on where it stopped."""
     lab = lab_of(context, create=True)
     short = submitting.checked_budget(lab.policy().limits, budget)
     plan = Plan(
@@ -93,29 +97,48 @@ def tune(
         size,
         gpu_type=gpu,
         optimizer=optimizer,
+        knobs=tuple(knob or ()),
     )
     tuning = Tune(lab, plan, restart=restart)
-    while tuning.advance():
-        ensure_daemon(lab)
-        shown = 0
-        while pending := tuning.pending():
-            if not as_json and len(pending) != shown:
-                shown = len(pending)
-                say(f"{len(tuning.runs()) - shown} runs done, {shown} to go in this step.")
-            time.sleep(POLL_S)
-    rows = tuning.table()
+    if not as_json:
+        say(f"Tuning {', '.join(tuning.axes.names)}.")
+        for line in tuning.measured():
+            say(f"Preflight: {line}.")
+    try:
+        while tuning.advance():
+            ensure_daemon(lab)
+            _wait_for(tuning, quiet=as_json)
+    except Refused:
+        if not as_json:
+            _show_tune(tuning.table())
+        raise
     if as_json:
-        emit(lab, {"rows": rows})
-        return
+        emit(lab, {"rows": tuning.table()})
+    else:
+        _show_tune(tuning.table())
+
+
+def _wait_for(tuning: Tune, *, quiet: bool) -> None:
+    """Until the runs of a step have ended."""
+    shown = 0
+    while pending := tuning.pending():
+        if not quiet and len(pending) != shown:
+            shown = len(pending)
+            say(f"{len(tuning.runs()) - shown} runs done, {shown} to go in this step.")
+        time.sleep(POLL_S)
+
+
+def _show_tune(rows: list[dict[str, Any]]) -> None:
+    """Report 1's table."""
     table(
-        ("budget", "total batch", "rate", "val_bpb", "gain", "", "MFU", "tokens M", "steps", "runs", "run"),
+        ("budget", "changed", "val_bpb", "gain", "±", "", "MFU", "tokens M", "steps", "runs", "run"),
         [
             (
                 f"{r['budget_s']:g} s",
-                "script's own" if r["batch"] is None else thousands(r["batch"]),
-                f"x {r['rate']:g}",
+                changes_said(r["changes"]),
                 bpb(r["val_bpb"]),
                 signed(r["gain"]),
+                "-" if r["gain_se"] is None else bpb(r["gain_se"]),
                 r["badge"],
                 percent(r["mfu_percent"], 2),
                 significant(r["tokens_m"]),

@@ -1,4 +1,4 @@
-"""The tuning loop of report 1 without a language model: a baseline, total batch and learning rate at a short budget, then a longer budget.
+"""The tuning loop of report 1 without a language model: a baseline, batch, learning rate and size at a short budget, then a longer budget.
 
 Made of ordinary runs, submitted through the verbs. What was asked is written down, and results are read from the rows, so it can be stopped
 at any moment and goes on where it was. The optimiser is asked and told: optuna where that extra is installed and wanted, else our waves.
@@ -16,20 +16,23 @@ from typing import Any, Protocol
 from runner import sources, submitting, verbs
 from runner.errors import BadValue, Refused
 from runner.lab import Lab
+from runner.measuring import said as preflight_words
 from runner.mfu import mfu_percent
 from runner.records import Outcome, Purpose, Run, Submission
-from runner.research import noise, waves
-from runner.research.knobs import mended_batch
-from runner.research.strategy import Settings, Told, Trial, Waves
+from runner.research import axes, noise, statics, waves
+from runner.research.axes import BATCH, RATE, Axes, Point
+from runner.research.balanced import Balanced, Pace, Rung
+from runner.research.knobs import knobs_of
+from runner.research.strategy import Told, Trial
 
-STATE = "tune"
-BATCH, RATE = "TOTAL_BATCH_SIZE", "LR_MULTIPLIER"
+STATE = "tuning"
 REPEATS = 2
+Asked = tuple[Point, str, str]  # changes of the script, role, run id
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to tune with: short budget and long ones in seconds, waves, runs in a wave, and the batch sizes allowed."""
+    """What to tune with: short and long budgets in seconds, waves, runs in a later wave, bounds of the batch, axes (none: the usual)."""
 
     budget_s: float
     long_budgets_s: tuple[float, ...]
@@ -39,10 +42,13 @@ class Plan:
     largest_batch: int = 2**19
     gpu_type: str | None = None
     optimizer: str = "waves"  # waves, optuna
+    knobs: tuple[str, ...] = ()
 
 
 class Asker(Protocol):
-    """An optimiser over total batch and learning-rate multiplier."""
+    """An optimiser over the axes; `incumbent` is where it would go now."""
+
+    incumbent: Point
 
     def ask(self) -> list[Trial]:
         """The next points."""
@@ -52,33 +58,46 @@ class Asker(Protocol):
 
 
 class OptunaAsker:
-    """optuna's TPE over the same two axes; deterministic, so that a resumed tune asks what it asked before."""
+    """optuna's TPE over the same axes; seeded, so that a resumed tune asks what it asked before."""
 
-    def __init__(self, start: dict[str, Any], plan: Plan, limits: tuple[int, int]) -> None:
+    def __init__(self, start: Point, plan: Plan, within: Axes) -> None:
         try:
             self.optuna: Any = importlib.import_module("optuna")
         except ImportError:
             raise Refused("optuna is not installed.", next_step="Install the `tune` extra, or leave --optimizer out.") from None
         self.optuna.logging.set_verbosity(self.optuna.logging.WARNING)
-        self.study = self.optuna.create_study(
-            sampler=self.optuna.samplers.TPESampler(seed=0, n_startup_trials=plan.size, constant_liar=True)
-        )
-        self.plan, self.limits, self.start, self.open = plan, limits, start, list[Any]()
+        sampler = self.optuna.samplers.TPESampler(seed=0, n_startup_trials=plan.size, constant_liar=True)
+        self.study = self.optuna.create_study(sampler=sampler)
+        self.size, self.axes, self.start, self.incumbent = plan.size, within, dict(start), dict(start)
+        self.open: list[tuple[Any, Point]] = []
+        self.seen: dict[str, tuple[Point, list[float]]] = {}
 
     def ask(self) -> list[Trial]:
-        """A wave of TPE's proposals; the first holds the start itself, repeated."""
-        low, high = (int(math.log2(b)) for b in self.limits)
-        self.open = [self.study.ask() for _ in range(self.plan.size - REPEATS)]
-        return [Trial(dict(self.start), "base") for _ in range(REPEATS)] + [
-            Trial({BATCH: 2 ** t.suggest_int("batch", low, high), RATE: round(2 ** t.suggest_float("rate", -1.5, 1.5), 3)}, "step", BATCH)
-            for t in self.open
-        ]
+        """A wave of TPE's proposals, beside repeats of the start."""
+        self.open = [(trial, self._point(trial)) for trial in (self.study.ask() for _ in range(self.size - REPEATS))]
+        repeats = [Trial(dict(self.start), "base") for _ in range(REPEATS)]
+        return repeats + [Trial(point, "step", "*") for _, point in self.open]
+
+    def _point(self, trial: Any) -> Point:
+        point = dict(self.start)
+        for name, knob in knobs_of(self.start).items():
+            if name == BATCH:
+                low, high = (int(math.log2(b)) for b in (self.axes.smallest_batch, self.axes.largest_batch))
+                point[name] = 2 ** trial.suggest_int(name, low, high)
+            else:
+                point[name] = knob.of(knob.to(self.start[name]) + trial.suggest_float(name, -1.5, 1.5))
+        return point
 
     def tell(self, results: Sequence[Told]) -> None:
-        """Values to the study; what crashed is told as failed."""
-        for trial, told in zip(self.open, [r for r in results if r.trial.role == "step"], strict=False):
-            failed = told.value is None
-            self.study.tell(trial, None if failed else told.value, state=self.optuna.trial.TrialState.FAIL if failed else None)
+        """Values to the study; what crashed is told as failed. The incumbent is the best mean so far."""
+        states = self.optuna.trial.TrialState
+        for (trial, _), told in zip(self.open, [r for r in results if r.trial.role == "step"], strict=False):
+            self.study.tell(trial, told.value, state=states.FAIL if told.value is None else None)
+        for told in results:
+            if told.value is not None:
+                self.seen.setdefault(repr(told.trial.constants), (told.trial.constants, []))[1].append(told.value)
+        if self.seen:
+            self.incumbent = dict(min(self.seen.values(), key=lambda s: statistics.mean(s[1]))[0])
 
 
 class Tune:
@@ -91,13 +110,13 @@ class Tune:
         found = lab.store.setting(STATE)
         kept = None if restart else found
         self.serial: int = found["serial"] + (1 if restart else 0) if found else 1
-        self.plan = Plan(**{**kept["plan"], "long_budgets_s": tuple(kept["plan"]["long_budgets_s"])}) if kept else plan
-        self.batches: list[list[tuple[dict[str, Any], str, str]]] = [[tuple(t) for t in b] for b in kept["asked"]] if kept else []
-        self.limits = self.plan.smallest_batch, self.plan.largest_batch
-        self.text = submitting.trainer_text(lab.policy().trainer)
-        self.constants = sources.constants(self.text)
-        if BATCH not in self.constants:
-            raise Refused(f"The script has no constant {BATCH}.", next_step="Tune works on scripts that keep their batch in that constant.")
+        self.plan = Plan(**{**kept["plan"], **{k: tuple(kept["plan"][k]) for k in ("long_budgets_s", "knobs")}}) if kept else plan
+        self.batches: list[list[Asked]] = [[(c, role, i) for c, role, i in batch] for batch in kept["asked"]] if kept else []
+        self.constants = sources.constants(submitting.trainer_text(lab.policy().trainer))
+        seq_len = statics.fixed_constants(lab.policy().trainer).get(statics.LENGTH)
+        names = axes.axes_of(self.constants, self.plan.knobs)
+        bounds = self.plan.smallest_batch, self.plan.largest_batch
+        self.axes = Axes(self.constants, names, seq_len if isinstance(seq_len, int) else None, *bounds)
 
     # state
 
@@ -112,6 +131,11 @@ class Tune:
         """Runs that have not ended."""
         return [r for r in self.runs() if not r.ended]
 
+    def measured(self) -> list[str]:
+        """What the trainer's preflight found on the lab's GPUs; the daemon has it run there before any first run, so it is not repeated."""
+        found = {one["gpu_name"]: one for host in self.lab.store.hosts() for one in reversed((host.info or {}).get("preflights") or [])}
+        return [preflight_words(one) for one in found.values()]
+
     # steps
 
     def advance(self) -> bool:
@@ -119,148 +143,118 @@ class Tune:
         if self.pending():
             return True
         if not self.batches:
-            return self._submit([Trial({BATCH: None, RATE: 1.0}, "base") for _ in range(REPEATS)], self.plan.budget_s)
-        start = self._start()
-        asker, told = self._asker(start), 1
+            return self._submit([({}, "base")] * REPEATS, self.plan.budget_s)
+        asker, told = self._asker(), 1
         while told < len(self.batches) and told <= self.plan.waves:
-            asker.tell(self._told(self.batches[told], asker.ask()))
+            asker.ask()
+            asker.tell(self._told(self.batches[told]) + (self._told(self.batches[0]) if told == 1 else []))
             told += 1
         if told <= self.plan.waves:
-            return self._submit(asker.ask(), self.plan.budget_s)
+            return self._submit([(self.axes.changes(t.constants), t.role) for t in asker.ask()], self.plan.budget_s)
         longs = len(self.batches) - 1 - self.plan.waves
-        if longs < len(self.plan.long_budgets_s):
-            best = self.best()
-            if best is None:
-                raise Refused("No run of the tune has a result.", next_step="Look at their logs: `overnight runs`.")
-            points = [Trial({BATCH: None, RATE: 1.0}, "base"), Trial(self._point(best), "step", BATCH)]
-            return self._submit(points, self.plan.long_budgets_s[longs])
-        return False
+        if longs >= len(self.plan.long_budgets_s):
+            return False
+        best = self.best()
+        if best is None:
+            raise Refused("No run of the tune has a result.", next_step="Look at their logs: `overnight runs`.")
+        # What the model expects to be lowest, and what measured lowest: luck draws the second, a wrong model the first.
+        candidates: list[Point] = [p for p in (self.axes.changes(asker.incumbent), self._changes(best)) if p]
+        points = [{}, *(p for n, p in enumerate(candidates) if p not in candidates[:n])]
+        return self._submit([(p, "step" if p else "base") for p in points for _ in range(REPEATS)], self.plan.long_budgets_s[longs])
 
-    def _asker(self, start: dict[str, Any]) -> Asker:
+    def _asker(self) -> Asker:
+        first = next((r for r in self.runs() if r.outcome == Outcome.COMPLETED), None)
+        start = self.axes.begin(first)
         if self.plan.optimizer == "optuna":
-            return OptunaAsker(start, self.plan, self.limits)
-        settings = Settings(repeats=REPEATS, old_repeats=1, caution=0.0)
-        return Waves(dict(start), self.plan.size, settings=settings, mend=self._within)
+            return OptunaAsker(start, self.plan, self.axes)
+        rung = Rung(pairs=max(self.plan.size // 2, 2))
+        return Balanced(dict(start), (rung,), mend=self.axes.within, pace=Pace(repeats=REPEATS))
 
-    def _within(self, point: dict[str, Any]) -> dict[str, Any]:
-        return {**point, BATCH: min(max(int(point[BATCH]), self.limits[0]), self.limits[1])}
-
-    def _start(self) -> dict[str, Any]:
-        """Where the search starts: the script's own batch, as the baseline ran it."""
-        own = self.constants[BATCH]
-        if own is None:
-            first = next((r for r in self.runs() if r.outcome == Outcome.COMPLETED), None)
-            if first is None:
-                raise Refused("The baseline has no result, so there is nothing to tune from.", next_step="Look at its log first.")
-            own = (first.attributes or {}).get("total_batch")
-            if not own and first.tokens_m and first.num_steps:
-                own = 2 ** round(math.log2(first.tokens_m * 1e6 / first.num_steps))
-        if not isinstance(own, int) or own < 1:
-            raise Refused(f"The baseline does not say its {BATCH}.", next_step="Set it in the script.")
-        if own < self.plan.smallest_batch:  # a CPU's batches are far below a GPU's
-            self.limits = max(own // 8, 1), own * 2
-        return self._within({BATCH: own, RATE: 1.0})
-
-    def _submit(self, trials: Sequence[Trial], budget_s: float) -> bool:
-        # One short transaction a run: request ids make a step that was cut off half-way the same step when it is taken again.
-        self.batches.append([(t.constants, t.role, self._run(t, budget_s, n)) for n, t in enumerate(trials)])
+    def _submit(self, points: Sequence[tuple[Point, str]], budget_s: float) -> bool:
+        """All or nothing as far as limits go; a step that was cut off half-way is the same step when it is taken again."""
+        submitting.check_limits(self.lab, self.who, len(points), budget_s)
+        self.batches.append([(c, role, self._run(c, role, budget_s, n)) for n, (c, role) in enumerate(points)])
         self._save()
         return True
 
-    def _run(self, trial: Trial, budget_s: float, nth: int) -> str:
-        overrides = self.overrides(trial.constants)
+    def _run(self, changes: Point, role: str, budget_s: float, nth: int) -> str:
+        overrides, step = self.axes.overrides(changes), len(self.batches)
         seed = self.constants.get(submitting.SEED_NAME)
-        if isinstance(seed, int) and trial.role in ("base", "old"):
-            overrides[submitting.SEED_NAME] = seed + len(self.batches) * 100 + nth
-        label = (
-            "tune: baseline"
-            if trial.constants[BATCH] is None
-            else f"tune: batch {trial.constants[BATCH]}, rate x {trial.constants[RATE]:g}"
-        )
-        purpose = Purpose.TUNE if trial.role == "step" else Purpose.REPEAT if trial.constants[BATCH] else Purpose.BASELINE
+        if isinstance(seed, int) and (role != "step" or step > self.plan.waves):
+            overrides[submitting.SEED_NAME] = seed + step * 100 + nth
+        again = 0 < step <= self.plan.waves
+        purpose = Purpose.TUNE if role == "step" else Purpose.REPEAT if again else Purpose.BASELINE
         wish = Submission(
-            overrides=overrides, budget_s=budget_s, hypothesis=label, purpose=purpose, gpu_type=self.plan.gpu_type, allow_duplicate=True
+            overrides=overrides,
+            budget_s=budget_s,
+            hypothesis=f"tune: {axes.said(changes)}",
+            purpose=purpose,
+            gpu_type=self.plan.gpu_type,
+            allow_duplicate=True,
+            request_id=f"tune-{self.serial}-{step}-{nth}",
         )
         return verbs.submit(self.lab, wish, who=self.who).run_ids[0]
 
-    def overrides(self, point: dict[str, Any]) -> dict[str, Any]:
-        """Constants of the script for a point: the batches that fit together, and every learning rate times the multiplier."""
-        found: dict[str, Any] = {}
-        if point[BATCH] is not None:
-            rows, seq_len = self.constants.get("DEVICE_BATCH_SIZE"), self._seq_len()
-            mended = mended_batch({BATCH: point[BATCH], "DEVICE_BATCH_SIZE": rows}, seq_len)
-            found[BATCH] = point[BATCH]
-            if mended["DEVICE_BATCH_SIZE"] != rows:
-                found["DEVICE_BATCH_SIZE"] = mended["DEVICE_BATCH_SIZE"]
-        if point[RATE] != 1.0:
-            found |= {k: v * point[RATE] for k, v in self.constants.items() if k.endswith("_LR") and isinstance(v, float)}
-        return found
-
-    def _seq_len(self) -> int | None:
-        trainer = self.lab.policy().trainer
-        for name in ("prepare.py", (trainer.budget or "").partition(":")[0]):
-            try:
-                length = sources.constants((trainer.folder / name).read_bytes().decode()).get("MAX_SEQ_LEN")
-            except (OSError, UnicodeDecodeError, BadValue):
-                continue
-            if isinstance(length, int):
-                return length
-        return None
-
-    def _told(self, batch: Sequence[tuple[dict[str, Any], str, str]], asked: Sequence[Trial]) -> list[Told]:
+    def _told(self, batch: Sequence[Asked]) -> list[Told]:
+        """What became of a step, by what was asked then: a claim refuted since does not turn one point's result into another's."""
         told = []
-        for trial, (_, _, run_id) in zip(asked, batch, strict=False):
-            run = self.lab.store.run(run_id)
+        for changes, role, run_id in batch:
+            run, trial = self.lab.store.run(run_id), Trial({**self.axes.own, **changes}, role)
             told.append(Told(trial, waves.score(run) if run else None, str(run.outcome) if run else "lost"))
         return told
 
     # results
 
-    def _points(self, budget_s: float) -> dict[tuple[Any, float], list[Run]]:
-        found: dict[tuple[Any, float], list[Run]] = {}
+    def _points(self, budget_s: float) -> list[tuple[Point, list[Run]]]:
+        found: dict[str, tuple[Point, list[Run]]] = {}
         for batch in self.batches:
-            for point, _, run_id in batch:
+            for changes, _, run_id in batch:
                 run = self.lab.store.run(run_id)
                 if run is not None and run.budget_s == budget_s and waves.score(run) is not None:
-                    found.setdefault((point[BATCH], point[RATE]), []).append(run)
-        return found
+                    found.setdefault(repr(sorted(changes.items())), (changes, []))[1].append(run)
+        return list(found.values())
 
     def best(self) -> Run | None:
         """A run of the best point at the short budget, by the mean of its runs."""
         points = self._points(self.plan.budget_s)
-        means = {p: statistics.mean(float(waves.score(r) or 0) for r in runs) for p, runs in points.items()}
-        return points[min(means, key=lambda p: means[p])][0] if means else None
+        return min(points, key=lambda p: _mean(p[1]))[1][0] if points else None
 
-    def _point(self, run: Run) -> dict[str, Any]:
-        return next(dict(point) for batch in self.batches for point, _, i in batch if i == run.id)
+    def _changes(self, run: Run) -> Point:
+        return next(dict(changes) for batch in self.batches for changes, _, i in batch if i == run.id)
 
     def table(self) -> list[dict[str, Any]]:
-        """Report 1's table: each step that improved on the one before, then the longer budgets."""
+        """Report 1's table: the points of each budget from the worst to the best, and what each gained over the script as it is."""
         rows: list[dict[str, Any]] = []
-        policy = self.lab.policy()
         for budget in (self.plan.budget_s, *self.plan.long_budgets_s):
             points = self._points(budget)
-            floor = noise.pooled([[float(waves.score(r) or 0) for r in runs] for runs in points.values()])
-            base = points.get((None, 1.0))
-            for (batch, rate), runs in sorted(
-                points.items(), key=lambda p: statistics.mean(float(waves.score(r) or 0) for r in p[1]), reverse=True
-            ):
-                values = [float(waves.score(r) or 0) for r in runs]
-                gained = noise.gain(values, [float(waves.score(r) or 0) for r in base], floor) if base and runs is not base else None
-                rows.append(
-                    {
-                        "budget_s": budget,
-                        "batch": batch,
-                        "rate": rate,
-                        "val_bpb": statistics.mean(values),
-                        "runs": len(runs),
-                        "id": runs[0].id,
-                        "gain": gained.value if gained else None,
-                        "gain_se": gained.se if gained else None,
-                        "badge": gained.badge if gained else "baseline",
-                        "mfu_percent": mfu_percent(runs[0], policy),
-                        "tokens_m": runs[0].tokens_m,
-                        "num_steps": runs[0].num_steps,
-                    }
-                )
+            floor = noise.pooled([_scores(runs) for _, runs in points])
+            base = next((runs for changes, runs in points if not changes), None)
+            for changes, runs in sorted(points, key=lambda p: _mean(p[1]), reverse=True):
+                gained = noise.gain(_scores(runs), _scores(base), floor) if base and runs is not base else None
+                rows.append(self._row(budget, changes, runs, gained))
         return rows
+
+    def _row(self, budget_s: float, changes: Point, runs: Sequence[Run], gained: noise.Gain | None) -> dict[str, Any]:
+        return {
+            "budget_s": budget_s,
+            "changes": changes,
+            "batch": changes.get(BATCH),
+            "rate": changes.get(RATE, 1.0),
+            "val_bpb": _mean(runs),
+            "runs": len(runs),
+            "id": runs[0].id,
+            "gain": gained.value if gained else None,
+            "gain_se": gained.se if gained else None,
+            "badge": gained.badge if gained else "baseline" if not changes else noise.UNKNOWN,
+            "mfu_percent": mfu_percent(runs[0], self.lab.policy()),
+            "tokens_m": runs[0].tokens_m,
+            "num_steps": runs[0].num_steps,
+        }
+
+
+def _scores(runs: Sequence[Run]) -> list[float]:
+    return [value for r in runs if (value := waves.score(r)) is not None]
+
+
+def _mean(runs: Sequence[Run]) -> float:
+    return statistics.mean(_scores(runs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from runner.errors import BadValue, Refused
 from runner.lab import Lab
-from runner.research.tune import BATCH, RATE, Plan, Tune
+from runner.research import tune as tune_module
+from runner.research.axes import BATCH, RATE, axes_of, said
+from runner.research.tune import Plan, Tune
 from tests.runner.labs import finish, make_lab
 
 SCRIPT = "SEED = 42\nTOTAL_BATCH_SIZE = 2**19\nDEVICE_BATCH_SIZE = 128\nMATRIX_LR = 0.04\nEMBEDDING_LR = 0.6\nDEPTH = 8\n"
@@ -38,17 +41,16 @@ def play(lab: Lab, tune: Tune) -> None:
         finish(lab, run.id, truth(c, run.budget_s) + 0.0005 * math.sin(run.seq), budget_s=run.budget_s, tokens_m=50.0, num_steps=100)
 
 
-def test_it_finds_the_batch_and_promotes_along_the_budget(lab: Lab) -> None:
+def finished(lab: Lab, plan: Plan) -> Tune:
     steps = 0
-    while Tune(lab, PLAN).advance():  # a new object at every step: everything is in the lab
-        play(lab, Tune(lab, PLAN))
+    while Tune(lab, plan).advance():  # a new object at every step: everything is in the lab
+        play(lab, Tune(lab, plan))
         steps += 1
         assert steps < 20
-    tune = Tune(lab, PLAN)
-    best = tune.best()
-    assert best is not None
-    assert best.constants["TOTAL_BATCH_SIZE"] == 2**17
-    assert {r.purpose for r in tune.runs()} == {"baseline", "repeat", "tune"}
+    return Tune(lab, plan)
+
+
+def ends_well(tune: Tune) -> None:
     rows = tune.table()
     assert [r["budget_s"] for r in rows] == sorted(r["budget_s"] for r in rows)
     short = [r for r in rows if r["budget_s"] == 20.0]
@@ -56,19 +58,130 @@ def test_it_finds_the_batch_and_promotes_along_the_budget(lab: Lab) -> None:
     assert short[-1]["badge"] == "clear"
     longest = [r for r in rows if r["budget_s"] == 80.0]
     assert longest[0]["badge"] == "baseline"
-    assert longest[-1]["batch"] == 2**17
+    assert longest[-1]["changes"]
+    assert longest[-1]["runs"] >= 2
+    assert longest[-1]["badge"] == "clear"
     assert longest[-1]["val_bpb"] < short[-1]["val_bpb"]
+
+
+def test_it_finds_the_batch_and_promotes_along_the_budget(lab: Lab) -> None:
+    tune = finished(lab, PLAN)
+    best = tune.best()
+    assert best is not None
+    assert best.constants["TOTAL_BATCH_SIZE"] == 2**17
+    assert {r.purpose for r in tune.runs()} == {"baseline", "repeat", "tune"}
+    assert {r.purpose for r in tune.runs() if r.budget_s == 80.0 and not r.overrides.keys() - {"SEED"}} == {"baseline"}
+    ends_well(tune)
+
+
+def test_optuna_finds_it_too(lab: Lab) -> None:
+    pytest.importorskip("optuna", reason="the `tune` extra is not installed")
+    tune = finished(lab, Plan(20.0, (80.0,), waves=5, size=10, optimizer="optuna", knobs=(BATCH, RATE)))
+    best = tune.best()
+    assert best is not None
+    assert best.constants["TOTAL_BATCH_SIZE"] in (2**17, 2**18)
+    ends_well(tune)
+
+
+@pytest.mark.parametrize("optimizer", ["waves", "optuna"])
+def test_a_tune_that_was_stopped_asks_what_it_would_have_asked(tmp_path: Path, optimizer: str) -> None:
+    if optimizer == "optuna":
+        pytest.importorskip("optuna", reason="the `tune` extra is not installed")
+    asked = []
+    for stop in (True, False):
+        folder = tmp_path / str(stop)
+        folder.mkdir()
+        with closing(make_lab(folder, script=SCRIPT)) as lab:
+            (lab.policy().trainer.folder / "prepare.py").write_text("TIME_BUDGET = 300\nMAX_SEQ_LEN = 2048\n")
+            plan = Plan(20.0, (80.0,), waves=2, size=8, optimizer=optimizer)
+            tune = Tune(lab, plan)
+            while tune.advance():
+                tune = Tune(lab, plan) if stop else tune
+                play(lab, tune)
+            asked.append([r.overrides for r in tune.runs()])
+    assert len(asked[0]) > 20
+    assert asked[0] == asked[1]
+
+
+def test_a_step_that_was_cut_off_half_way_is_the_same_step_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune = Tune(lab, PLAN)
+    assert tune.advance()
+    play(lab, tune)
+    real, left = tune_module.verbs.submit, [3]
+
+    def cut(*args: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return real(*args, **named)
+
+    monkeypatch.setattr(tune_module.verbs, "submit", cut)
+    with pytest.raises(KeyboardInterrupt):
+        tune.advance()
+    monkeypatch.setattr(tune_module.verbs, "submit", real)
+    before = lab.store.count_runs()
+    again = Tune(lab, PLAN)
+    assert again.advance()
+    assert before == 2 + 3
+    assert lab.store.count_runs() == len(again.runs())
+
+
+def test_a_step_that_would_pass_a_limit_is_not_begun(tmp_path: Path) -> None:
+    with closing(make_lab(tmp_path, script=SCRIPT, policy="max_runs = 6")) as lab:
+        tune = Tune(lab, PLAN)
+        assert tune.advance()
+        play(lab, tune)
+        with pytest.raises(Refused, match="max_runs"):
+            Tune(lab, PLAN).advance()
+        assert lab.store.count_runs() == 2
+        assert [r["badge"] for r in Tune(lab, PLAN).table()] == ["baseline"]
 
 
 def test_a_point_becomes_constants_that_fit(lab: Lab) -> None:
     tune = Tune(lab, PLAN)
-    assert tune.overrides({BATCH: None, RATE: 1.0}) == {}
-    assert tune.overrides({BATCH: 2**17, RATE: 0.5}) == {
+    assert tune.axes.overrides({}) == {}
+    assert tune.axes.overrides({BATCH: 2**17, RATE: 0.5, "DEPTH": 6}) == {
         "TOTAL_BATCH_SIZE": 2**17,
         "DEVICE_BATCH_SIZE": 64,
         "MATRIX_LR": 0.02,
         "EMBEDDING_LR": 0.3,
+        "DEPTH": 6,
     }
+    assert said({BATCH: 2**17, RATE: 0.5, "DEPTH": 6}) == "batch 131072, rate x 0.5, DEPTH 6"
+
+
+def test_axes_are_found_in_the_script_or_named() -> None:
+    constants = {"DEPTH": None, "ASPECT_RATIO": 64, "TOTAL_BATCH_SIZE": None, "MATRIX_LR": 0.04, "OPTIMIZER": "muon", "WEIGHT_DECAY": 0.2}
+    assert axes_of(constants) == (BATCH, RATE, "DEPTH", "ASPECT_RATIO")
+    assert axes_of(constants, ("WEIGHT_DECAY", BATCH)) == ("WEIGHT_DECAY", BATCH)
+    with pytest.raises(BadValue, match="OPTIMIZER cannot be tuned") as refused:
+        axes_of(constants, ("OPTIMIZER",))
+    assert "WEIGHT_DECAY" in str(refused.value.next_step)
+    with pytest.raises(Refused, match="nothing to tune"):
+        axes_of({"NAME": "x"})
+
+
+def test_what_the_script_leaves_open_is_read_from_the_baseline(tmp_path: Path) -> None:
+    script = "SEED = 1\nDEPTH = None\nASPECT_RATIO = 64\nTOTAL_BATCH_SIZE = None\nMATRIX_LR = 0.04\n"
+    with closing(make_lab(tmp_path, script=script)) as lab:
+        tune = Tune(lab, PLAN)
+        assert tune.advance()
+        for run in tune.pending():
+            finish(lab, run.id, 1.64, depth=2, attributes={"total_batch": 2048})
+        assert tune.advance()
+        assert tune.axes.own == {BATCH: 2048, RATE: 1.0, "DEPTH": 2, "ASPECT_RATIO": 64}
+        tried = [r.overrides for r in tune.pending()]
+        assert {"DEPTH": 1} in tried
+        assert {"ASPECT_RATIO": 96} in tried
+        assert {"TOTAL_BATCH_SIZE": 1024} in tried
+        assert all(set(o) <= {"SEED"} for o in tried[:2])
+
+
+def test_what_a_preflight_found_is_said(lab: Lab) -> None:
+    assert Tune(lab, PLAN).measured() == []
+    one = {"gpu_name": "H200", "matmul_flops": 7.9e14, "peak_flops": 9.895e14, "choices": {"ATTENTION": "cudnn", "COMPILE": "both"}}
+    lab.store.upsert_host("here", kind="local", state="up", since=0.0, info={"preflights": [one]})
+    assert Tune(lab, PLAN).measured() == ["H200: 790 TFLOP/s, 80 % of its peak; attention cudnn, compile both"]
 
 
 def test_nothing_is_asked_twice_while_runs_are_pending(lab: Lab) -> None:
@@ -89,8 +202,8 @@ def test_what_cannot_be_tuned_says_so(lab: Lab, tmp_path: Path) -> None:
     (lab.policy().trainer.folder / "train.py").write_text(SCRIPT.replace("2**19", "None"))
     with pytest.raises(Refused, match="baseline has no result"):
         Tune(lab, PLAN).advance()
-    other = make_lab(tmp_path / "other", script="DEPTH = 8\n")
-    with pytest.raises(Refused, match="TOTAL_BATCH_SIZE"):
+    other = make_lab(tmp_path / "other", script="NAME = 'x'\n")
+    with pytest.raises(Refused, match="nothing to tune"):
         Tune(other, PLAN)
     other.close()
 
@@ -103,5 +216,5 @@ def test_a_small_machine_has_small_batches(tmp_path: Path) -> None:
         finish(lab, run.id, 1.68, attributes={"total_batch": 2048})
     tune.advance()
     batches = {r.constants["TOTAL_BATCH_SIZE"] for r in tune.pending()}
-    assert batches == {1024, 2048, 4096}
+    assert batches == {None, 1024, 4096}
     lab.close()
