@@ -416,7 +416,7 @@ def state_line(s: LabState) -> str:
     if s.proposed:
         parts.append(f"{s.proposed} waiting for a human's approval")
     if s.unreachable:
-        parts.append(f"{s.unreachable} runs out of reach")
+        parts.append(f"{s.unreachable} run{'' if s.unreachable == 1 else 's'} out of reach")
     if s.quarantined_gpus:
         parts.append(f"{s.quarantined_gpus} GPUs quarantined")
     if s.paused:

@@ -16,8 +16,9 @@ from runner.errors import OvernightError
 from runner.keeper import Keeper
 from runner.lab import Lab, find_lab, make_lab, open_lab
 
+from .gpuwords import eta, mfu_text, sample_of
 from .lines import crop, fit, safe
-from .words import clock, number, short_gpu
+from .words import number, short_gpu
 
 
 def open_room(lab_path: Path | str | None, *, readonly: bool = False, once: bool = False, leave: bool = False, ascii: bool = False) -> int:
@@ -116,16 +117,17 @@ def once_lines(lab: Lab) -> list[str]:
     out = [f"Overnight  {lab.path}  {time.strftime('%Y-%m-%d %H:%M:%S')}", safe(queries.state_line(state), 1000), "", "GPUs"]
     for gpu in queries.gpu_objects(lab):
         run = live.get(str(gpu["run"]), {})
-        sample = gpu["sample"] or {}
+        row = {**gpu, "run_object": run}
+        sample = sample_of(row)
         cells = [
             fit(f"{safe(gpu['host'], 20)}:{gpu['index'] if gpu['index'] is not None else 'cpu'}", 14),
             fit(short_gpu(gpu["name"]), 16),
             fit(safe(gpu["state"], 12), 12),
             fit(safe(gpu["run"]) if gpu["run"] else "", 7),
-            fit(safe(states.run_words(run), 24) if run else "", 17),
+            fit(safe(states.run_words(run), 24) if run else "", 24),
             fit(number(100 * run["share"], 0, "%") if run.get("share") is not None else "-", 5, "right"),
-            fit(clock(run.get("remaining_s")), 6, "right"),
-            fit("MFU " + number(gpu["mfu_percent"], 1, "%"), 11, "right"),
+            fit(eta(run), 6, "right"),
+            fit("MFU " + mfu_text(row), 11, "right"),
             fit(number(sample.get("util_pct"), 0, "%"), 5, "right"),
             fit(number(sample.get("power_w"), 0, "W"), 5, "right"),
             fit(number(sample.get("temp_c"), 0, "C"), 4, "right"),

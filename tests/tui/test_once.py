@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
-from tests.tui import scenes
+from tests.tui import rows, scenes
 from tui import app
 
 
@@ -65,3 +66,14 @@ def test_ascii_and_a_terminals_width(tmp_path: Path, capsys: pytest.CaptureFixtu
     monkeypatch.setenv("COLUMNS", "80")
     assert app.run_once(lab.path) == 0
     assert max(len(line) for line in capsys.readouterr().out.splitlines()) == 80
+
+
+def test_figures_of_a_host_that_is_down_are_not_shown_as_if_they_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Old samples and a remaining time that nobody counts down are dashes, as on the screen."""
+    lab = scenes.host_down(tmp_path)
+    with mock.patch("time.time", lambda: rows.NOW):
+        assert app.run_once(lab.path) == 0
+    out = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip().startswith(("alpha:", "beta:"))}
+    assert "unreachable 5 min 40 s" in out["beta:0"] and "host down since" in out["beta:0"]
+    assert not any(word.endswith(("W", "C")) and word[:-1].isdigit() for word in out["beta:0"].split()) and "MFU -" in out["beta:0"]
+    assert "MFU 50.7%" in out["alpha:5"] and any(word.endswith("W") for word in out["alpha:5"].split())

@@ -60,9 +60,7 @@ def _parts(snapshot: Snapshot, now: float, readonly: bool, frozen: bool) -> list
         queue.append((f" +{state.proposed} to approve", "warn"))
     word = "slot" if any(g.get("index") is None for g in snapshot.gpus) else "GPU"  # a host without a GPU has one CPU slot
     busy = sum(g.get("state") == "busy" for g in snapshot.gpus)
-    gpus: list[Span] = [
-        (f"{busy}/{plural(state.total_gpus, word)} busy", "warn" if state.idle_gpus and state.queued else "")
-    ]
+    gpus: list[Span] = [(f"{busy}/{plural(state.total_gpus, word)} busy", "warn" if state.idle_gpus and state.queued else "")]
     best: list[Span] = (
         [("best ", "muted"), (number(state.best_bpb, 6), "good"), (f" {safe(state.best_id, 12)}", "muted")] if state.best_id else []
     )

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from ..lines import Line, Span, bar, crop, fit, safe, spark
-from ..words import GPU_GLYPHS, age, clock, gib, number, rate, short_gpu, state_word, throttled
+from ..gpuwords import eta, figure, heat, history, label, memory_text, mfu_text, note, power_text, sample_of, stage_text, steady
+from ..lines import Line, bar, crop, fit, safe
+from ..words import GPU_GLYPHS, age, number, rate, short_gpu
 from .table import Column, Row
 
 CARD_HIGH = 6
 CARD_WIDE = 34
 ROW_WIDE = 78  # what a row needs to show everything that is acted on
-STALE_S = 10.0
 
 
 def choose_mode(count: int, width: int, height: int) -> tuple[str, int, int]:
@@ -37,99 +34,9 @@ def row_columns(count: int, width: int, height: int) -> tuple[int, int]:
     return (beside, min(-(-count // beside) + 2, height))
 
 
-def label(gpu: Row, width: int = 24) -> str:
-    """`host:index`, or the host alone for a CPU slot; where room is short the host gives way, never the index."""
-    index = gpu.get("index")
-    end = "" if index is None else f":{index}"
-    return crop(safe(gpu.get("host"), 20), width - len(end)) + end
-
-
-def mfu_text(gpu: Row) -> str:
-    """MFU in percent; `?` when the card's peak is not known; suspect figures say so."""
-    value = gpu.get("mfu_percent")
-    if gpu.get("state") in ("lost", "down") or (gpu.get("run_object") or {}).get("phase") == "unreachable":
-        return "-"
-    if isinstance(value, (int, float)):
-        return number(value, 1, "%") + ("!" if value > 100 else "")
-    return "?" if gpu.get("tok_s") is not None and gpu.get("index") is not None else "-"
-
-
-def _sample(gpu: Row) -> Mapping[str, Any]:
-    """The newest sample, empty once it is old: a figure that no longer moves must not look alive."""
-    old_s = gpu.get("sample_age_s")
-    if gpu.get("state") in ("lost", "down") or (isinstance(old_s, (int, float)) and old_s > STALE_S):
-        return {}
-    return gpu.get("sample") or {}
-
-
-def memory_text(gpu: Row) -> str:
-    """Memory used and there, in GiB."""
-    sample = _sample(gpu)
-    if sample.get("mem_used_mib") is None:
-        return "-"
-    return f"{gib(sample['mem_used_mib'])}/{number((sample.get('mem_total_mib') or 0) / 1024 or None)}G"
-
-
-def power_text(gpu: Row) -> str:
-    """Watts drawn and allowed: a capped card honestly reads low."""
-    sample = _sample(gpu)
-    if sample.get("power_w") is None:
-        return "-"
-    return f"{number(sample['power_w'])}/{number(sample.get('power_limit_w'))}W"
-
-
-def heat(gpu: Row) -> Span:
-    """Temperature, warm at 80 and hot at 88 degrees."""
-    value = _sample(gpu).get("temp_c")
-    style = "" if not isinstance(value, (int, float)) or value < 80 else "warn" if value < 88 else "bad"
-    return (number(value, 0, "°C"), style)
-
-
-def note(gpu: Row) -> Span:
-    """What is wrong with the GPU or slows it; empty when nothing."""
-    if gpu.get("state") in ("quarantined", "lost", "foreign", "down", "held"):
-        return (safe(gpu.get("reason") or gpu.get("state"), 160), "warn" if gpu["state"] in ("foreign", "held") else "bad")
-    if _sample(gpu).get("error"):
-        return (safe(_sample(gpu)["error"], 80), "warn")
-    old_s = gpu.get("sample_age_s")
-    if isinstance(old_s, (int, float)) and old_s > STALE_S:
-        return (f"no data for {age(old_s)}", "warn")
-    slow = throttled(_sample(gpu).get("throttle"))
-    return (slow, "warn") if slow not in ("", "-") else ("", "")
-
-
-def stage_text(gpu: Row) -> Span:
-    """What the GPU is doing, in a word."""
-    run = gpu.get("run_object") or {}
-    if gpu.get("run"):
-        if run.get("phase") == "unreachable":
-            return ("no link", "warn")
-        return (state_word(run) if run else "run", "")
-    state = safe(gpu.get("state"), 12)
-    return ("idle" if state == "free" else state, GPU_GLYPHS.get(str(gpu.get("state")), ("", ""))[1])
-
-
-def figure(run: Row) -> str:
-    """The newest figure of a run: its result, else its loss."""
-    if run.get("val_bpb") is not None:
-        return f"val {number(run['val_bpb'], 4)}"
-    return f"loss {number(run.get('loss'), 4)}"
-
-
-def eta(run: Row) -> str:
-    """Time left of the budget."""
-    return clock(run.get("remaining_s"))
-
-
-def history(gpu: Row) -> list[float | None]:
-    """The newest MFU figures, or utilisation where there is no MFU."""
-    return list(gpu.get("history") or [])
-
-
-def steady(values: list[float | None], width: int) -> str:
-    """A history from 0 to a little above its highest: a steady rate looks steady, a dip shows."""
-    high = max((v for v in values if v is not None and v == v and abs(v) != float("inf")), default=0.0)
-    return spark(values, width, 0, high * 1.2 if high > 0 else 1.0)
+def use(gpu: Row) -> str:
+    """How busy the card says it is."""
+    return number(sample_of(gpu).get("util_pct"), 0, "%")
 
 
 COLUMNS = [
@@ -156,11 +63,16 @@ COLUMNS = [
     Column("mfu", "MFU", 6, lambda g: (mfu_text(g), "accent"), "right", order=lambda g: g.get("mfu_percent")),
     Column("spark", "", 8, lambda g: (steady(history(g), 8), "good"), drop=6),
     Column(
-        "util", "util", 4, lambda g: (number(_sample(g).get("util_pct"), 0, "%"), ""), "right", order=lambda g: _sample(g).get("util_pct")
+        "util",
+        "util",
+        4,
+        lambda g: (number(sample_of(g).get("util_pct"), 0, "%"), ""),
+        "right",
+        order=lambda g: sample_of(g).get("util_pct"),
     ),
     Column("mem", "memory", 9, lambda g: (memory_text(g), ""), "right", drop=2),
     Column("power", "power", 9, lambda g: (power_text(g), ""), "right", drop=2),
-    Column("temp", "heat", 5, heat, "right", drop=1, order=lambda g: _sample(g).get("temp_c")),
+    Column("temp", "heat", 5, heat, "right", drop=1, order=lambda g: sample_of(g).get("temp_c")),
     Column("figure", "figure", 11, lambda g: (figure(g["run_object"]), "") if g.get("run_object") else note(g), drop=5, flex=True),
     Column("tok", "tok/s", 6, lambda g: (rate(g.get("tok_s")), ""), "right", drop=8),
     Column("note", "", 9, lambda g: note(g) if g.get("run_object") else ("", ""), drop=9, flex=True),
@@ -190,7 +102,7 @@ def _gpu_rows(gpu: Row, inner: int) -> list[Line]:
     name = "use " if mfu_text(gpu) == "?" else "MFU "
     return [
         Line((name, "muted"), (steady(history(gpu), max(4, inner - 12)), "good"), (fit(mfu_text(gpu), 8, "right"), "accent")),
-        Line(("use ", "muted"), (f"{number(_sample(gpu).get('util_pct'), 0, '%'):>4}  {power_text(gpu):>8}  ", ""), (warm, style)),
+        Line(("use ", "muted"), (f"{number(sample_of(gpu).get('util_pct'), 0, '%'):>4}  {power_text(gpu):>8}  ", ""), (warm, style)),
         Line(("mem ", "muted"), (memory_text(gpu), ""), ("  ", ""), note(gpu)),
     ]
 
