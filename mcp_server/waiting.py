@@ -93,6 +93,14 @@ def parse_cursor(text: str, scope: str) -> Cursor:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """How a scope stands: what ended and is news, and what has not ended."""
+
+    fresh: list[Run]
+    pending: list[news.Pending]
+
+
+@dataclass(frozen=True, slots=True)
 class Scope:
     """Which runs a wait is about: named ones, a wave, or all of the caller's."""
 
@@ -101,14 +109,20 @@ class Scope:
     wave: str | None
     agent: str
 
-    def runs(self, lab: Lab, told: Cursor) -> list[Run]:
-        """The runs of the scope that have not ended or were not told yet, in order of submission."""
+    def look(self, lab: Lab, told: Cursor) -> Look:
+        """The runs of the scope that have ended and were not told yet, and those that have not ended."""
         if self.ids:
-            found = [run for i in self.ids if (run := lab.store.run(i)) is not None]
-            return sorted((run for run in found if not run.ended or not told.covers(run.seq)), key=lambda run: run.seq)
-        if self.wave is not None:
-            return news.untold(lab, "wave_id", self.wave, told.ranges)
-        return news.untold(lab, "agent", self.agent, told.ranges)
+            pending = news.pending(lab, "id", self.ids)
+            going = {run.id for run in pending}
+            found = [run for i in self.ids if i not in going and (run := lab.store.run(i)) is not None]
+            fresh = sorted((run for run in found if run.ended and not told.covers(run.seq)), key=lambda run: run.seq)
+            return Look(fresh, pending)
+        column, value = ("wave_id", self.wave) if self.wave is not None else ("agent", self.agent)
+        # those that go on first: one that ends in between is then told, and not passed over
+        pending = news.pending(lab, column, (value,))
+        fresh = news.untold(lab, column, value, told.ranges)
+        ended = {run.id for run in fresh}
+        return Look(fresh, [run for run in pending if run.id not in ended])
 
 
 def scope_of(lab: Lab, who: str, ids: list[str] | None, wave: str | None) -> Scope:
@@ -149,24 +163,23 @@ async def wait_for_results(
     cancel or repeat: results stay in the lab."""
     desk = call.desk
 
-    def begin(lab: Lab) -> tuple[Scope, Cursor, list[Run]]:
+    def begin(lab: Lab) -> tuple[Scope, Cursor, Look]:
         desk.heard_from(lab, call.who)
         scope = scope_of(lab, call.who, ids, wave)
         told = parse_cursor(cursor, scope.name) if cursor else first_cursor(lab, scope)
-        return scope, told, scope.runs(lab, told)
+        return scope, told, scope.look(lab, told)
 
     started = time.monotonic()
     version = desk.version()
-    scope, told, runs = await desk.with_lab(begin)
+    scope, told, seen = await desk.with_lab(begin)
     progress_at, settle_until = started, None
     while True:
         now = time.monotonic()
         desk.wake_daemon(desk.watch, asked=False)  # a wait must not outlive the daemon it waits for
         if (newest := desk.version()) != version:
-            version, runs = newest, await desk.with_lab(lambda lab: scope.runs(lab, told))
-        pending = [run for run in runs if not run.ended]
-        fresh = len(runs) - len(pending)
-        if not pending or now - started >= timeout_s:
+            version, seen = newest, await desk.with_lab(lambda lab: scope.look(lab, told))
+        fresh = len(seen.fresh)
+        if not seen.pending or now - started >= timeout_s:
             break
         if until == "any" and fresh:
             settle_until = settle_until or now + SETTLE_S
@@ -174,12 +187,12 @@ async def wait_for_results(
                 break
         if now >= progress_at:
             progress_at = now + PROGRESS_S
-            await call.progress(now - started, timeout_s, f"{fresh} new, {going(pending)}")
+            await call.progress(now - started, timeout_s, f"{fresh} new, {going(seen.pending)}")
         await anyio.sleep(min(POLL_S, max(0.0, timeout_s - (now - started))))
-    return lambda lab: report(lab, scope, runs, told)
+    return lambda lab: report(lab, scope, seen, told)
 
 
-def going(pending: list[Run]) -> str:
+def going(pending: list[news.Pending]) -> str:
     """How the unfinished runs stand, in words: `5 running, 3 queued`."""
     counts: dict[str, int] = {}
     for run in pending:
@@ -187,10 +200,10 @@ def going(pending: list[Run]) -> str:
     return ", ".join(f"{n} {phase}" for phase, n in counts.items()) or "none left"
 
 
-def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
+def report(lab: Lab, scope: Scope, seen: Look, told: Cursor) -> Answer:
     """The answer of a wait: new results in order of their end, who is still going, and the cursor that leaves them out next time."""
-    fresh = sorted((run for run in runs if run.ended), key=lambda run: (run.ended_at or 0.0, run.seq))
-    pending = [run for run in runs if not run.ended]
+    fresh = sorted(seen.fresh, key=lambda run: (run.ended_at or 0.0, run.seq))
+    pending = seen.pending
     objects = queries.run_objects(lab, fresh)
     against = changes(lab, fresh)
 
@@ -198,7 +211,7 @@ def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
         numbers = [run.seq for run in fresh[:shown]]
         if scope.ids:  # another wait may ask for the ids between these
             return str(told.with_ranges((n, n) for n in numbers))
-        return str(told.with_told(numbers, [run.seq for run in [*fresh[shown:], *pending]]))
+        return str(told.with_told(numbers, [*(run.seq for run in fresh[shown:]), *(run.seq for run in pending)]))
 
     facts: dict[str, Any] = {"new": len(fresh), "pending": len(pending)}
     if pending:
@@ -208,7 +221,7 @@ def report(lab: Lab, scope: Scope, runs: list[Run], told: Cursor) -> Answer:
     tried = compare.tried(lab, fresh)
     rows = [row(lab, o, r, against.get(r.id), tried[r.id]) for o, r in zip(objects, fresh, strict=True)]
     answer.tables["results"] = Table(COLUMNS, rows, cursor_at=cursor_at)
-    if not runs:
+    if not fresh and not pending:
         answer.next_step = "Nothing here is queued or running and all was told: submit_wave or run_experiment."
     elif any(run.phase == Phase.PROPOSED for run in pending):
         answer.next_step = "Some runs wait for a human's approval. Call again with the cursor; prepare the next wave meanwhile."

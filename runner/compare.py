@@ -40,9 +40,13 @@ def changed_constants(lab: Lab, run: Run) -> dict[str, tuple[Any, Any]]:
 
 def changes_between(other: Run, run: Run) -> dict[str, tuple[Any, Any]]:
     """Constants that differ: name to (the other's, this run's); None where one side has no such constant."""
-    names = [*other.constants, *(n for n in run.constants if n not in other.constants)]
-    pairs = {n: (other.constants.get(n), run.constants.get(n)) for n in names}
-    return {n: (a, b) for n, (a, b) in pairs.items() if a != b or type(a) is not type(b)}
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, theirs in other.constants.items():
+        now = run.constants.get(name)
+        if theirs != now or type(theirs) is not type(now):
+            found[name] = (theirs, now)
+    found.update((name, (None, now)) for name, now in run.constants.items() if name not in other.constants)
+    return found
 
 
 def diff_of(lab: Lab, run: Run) -> tuple[str, str]:

@@ -29,21 +29,38 @@ def wave_runs(lab: Lab, wave_id: str) -> list[Run]:
     return lab.store.runs("wave_id = ?", (wave_id,))
 
 
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A run that has not ended, as far as whoever waits for it needs to know."""
+
+    id: str
+    seq: int
+    phase: str
+    remaining_s: float | None
+
+
+def pending(lab: Lab, column: str, values: Sequence[str]) -> list[Pending]:
+    """Runs by id, wave or agent that have not ended, in order of submission. A wait asks at every change, so no whole rows are read."""
+    assert column in ("id", "wave_id", "agent")
+    where = f"phase != 'ended' AND +{column} IN ({', '.join('?' * len(values))}) ORDER BY +seq"
+    return [Pending(*row) for row in lab.store.tally("id, seq, phase, remaining_s", where, values)]
+
+
 def untold(lab: Lab, column: str, value: str, told: Sequence[tuple[int, int]]) -> list[Run]:
-    """Runs of a wave or agent that have not ended, or whose number is in none of the `told` ranges; in order of submission.
+    """Ended runs of a wave or agent whose number is in none of the `told` ranges, in order of submission.
 
     Asked for by the gaps between the ranges: an agent has thousands of runs, and nearly all of them are told. (`+` keeps SQLite from the
     indexes that would look at all of those.)
     """
     assert column in ("wave_id", "agent")
-    found = {run.seq: run for run in lab.store.runs(f"+{column} = ? AND phase != 'ended'", (value,), order="+seq")}
+    found: list[Run] = []
     gaps = gaps_between(told)
     for at in range(0, len(gaps), SPANS):
         part = gaps[at : at + SPANS]
         spans = " OR ".join("seq BETWEEN ? AND ?" for _ in part)
-        ended = lab.store.runs(f"+{column} = ? AND ({spans})", (value, *(n for gap in part for n in gap)), order="+seq")
-        found.update((run.seq, run) for run in ended)
-    return [found[n] for n in sorted(found)]
+        numbers = [n for gap in part for n in gap]
+        found += lab.store.runs(f"+{column} = ? AND +phase = 'ended' AND ({spans})", (value, *numbers), order="+seq")
+    return found
 
 
 def gaps_between(told: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner import board, daemonlock, machines, states
+from runner import board, daemonlock, machines, states, tallies
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.mfu import mfu_percent
@@ -317,7 +317,8 @@ def lab_state(lab: Lab) -> LabState:
     """How the lab stands, from one consistent view of the database."""
     store, limits, now = lab.store, lab.policy().limits, time.time()
     with store.reading():
-        counts = store.tally("phase, outcome, count(*), sum(wall_s)", "1 GROUP BY phase, outcome")
+        phases, over = tallies.phases(lab), tallies.ended(lab)
+        live_s = store.tally("total(wall_s)", "phase != 'ended'")[0][0]
         standing_by = store.count_runs("phase = 'starting' AND stage = 'standby' AND phase != 'ended'")
         hosts, daemon = store.hosts(), store.daemon()
         gpus = gpus_now(lab, hosts)
@@ -336,14 +337,9 @@ def lab_state(lab: Lab) -> LabState:
         touched = store.setting("last_agent_call")
         pending = store.meta("policy_pending")
         state = (store.setting("queue_paused", False), store.setting("approval", limits.approval))
-    phases: dict[str, int] = {}
-    for phase, _, n, _ in counts:
-        phases[phase] = phases.get(phase, 0) + n
-    completed = sum(n for _, outcome, n, _ in counts if outcome == "completed")
-    used_s = sum(seconds or 0.0 for *_, seconds in counts)
     gone = {h.name for h in hosts if h.state == "removed"}
     gpus = [g for g in gpus if g.host not in gone]
-    used_h = used_s / 3600
+    used_h = (over.wall_s + live_s) / 3600
     total = sum(phases.values())
     pid = daemonlock.daemon_pid(lab.path)
     silent_s = now - daemon.beat_at if pid and daemon and daemon.pid == pid else None
@@ -361,7 +357,7 @@ def lab_state(lab: Lab) -> LabState:
         running=sum(phases.get(p, 0) for p in ("starting", "running", "finishing")) - standing_by,
         unreachable=phases.get("unreachable", 0),
         ended=phases.get("ended", 0),
-        completed=completed,
+        completed=over.by_outcome.get("completed", 0),
         paused=bool(state[0]),
         paused_agents=paused_agents,
         approval=state[1],

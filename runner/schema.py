@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-VERSION = 2
+VERSION = 3
 
 TABLES = """
 CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -53,17 +53,25 @@ CREATE TABLE replays(request_id TEXT PRIMARY KEY, verb TEXT NOT NULL, result TEX
 # MIGRATIONS[n] takes a database from version n to n + 1; each is a script run in one transaction.
 # A new database takes all of them, so that each step is written once.
 _RANKED = "outcome, purpose, class_key, budget_s, effective_sha, val_bpb, verified_bpb, trust, trust_why, verdict"
-_COUNT = "BEGIN UPDATE counters SET n = n + 1 WHERE name = 'ranking'; END"
+_COUNT = "BEGIN UPDATE counters SET n = n + 1 WHERE name = '{}'; END"
+COUNTERS = {"ranking": 2, "ended": 3}  # the version that brought each
 MIGRATIONS: dict[int, str] = {
     # ranking: goes up whenever anything that ranking reads has changed, so that ten thousand runs are not looked at to find out
     1: f"""
 CREATE TABLE counters(name TEXT PRIMARY KEY, n INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO counters VALUES ('ranking', 0);
-CREATE TRIGGER ranking_new AFTER INSERT ON runs WHEN new.outcome IS 'completed' {_COUNT};
-CREATE TRIGGER ranking_set AFTER UPDATE OF {_RANKED} ON runs WHEN new.outcome IS 'completed' OR old.outcome IS 'completed' {_COUNT};
-CREATE TRIGGER ranking_gone AFTER DELETE ON runs WHEN old.outcome IS 'completed' {_COUNT};
+CREATE TRIGGER ranking_new AFTER INSERT ON runs WHEN new.outcome IS 'completed' {_COUNT.format("ranking")};
+CREATE TRIGGER ranking_set AFTER UPDATE OF {_RANKED} ON runs WHEN new.outcome IS 'completed' OR old.outcome IS 'completed' {_COUNT.format("ranking")};
+CREATE TRIGGER ranking_gone AFTER DELETE ON runs WHEN old.outcome IS 'completed' {_COUNT.format("ranking")};
 CREATE INDEX runs_words ON runs(seq, id, hypothesis, overrides, phase, outcome, wave_id, agent);
 CREATE INDEX runs_verdict ON runs(verdict, effective_sha) WHERE verdict IS NOT NULL;
+""",
+    # ended: goes up when a run ends, or what an ended one came to or cost has changed
+    2: f"""
+INSERT INTO counters VALUES ('ended', 0);
+CREATE TRIGGER ended_new AFTER INSERT ON runs WHEN new.phase = 'ended' {_COUNT.format("ended")};
+CREATE TRIGGER ended_set AFTER UPDATE OF phase, outcome, wall_s ON runs WHEN new.phase = 'ended' OR old.phase = 'ended' {_COUNT.format("ended")};
+CREATE TRIGGER ended_gone AFTER DELETE ON runs WHEN old.phase = 'ended' {_COUNT.format("ended")};
 """,
 }
 

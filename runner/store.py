@@ -166,7 +166,7 @@ class Store:
     def changes(self, counter: str) -> tuple[int, int]:
         """Differs from before when what a counter of the schema counts has changed. In a lab of an older schema, which is only read, it
         differs when anybody has written anything."""
-        if self._schema < 2:
+        if self._schema < schema.COUNTERS[counter]:
             return 0, self.data_version()
         return 1, int(self._read("SELECT n FROM counters WHERE name = ?", (counter,))[0][0])
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runner import patching
+from runner import patching, tallies
 from runner.errors import BadValue, Duplicate, Refused, UnknownName
 from runner.lab import Lab
 from runner.materialise import budgeted
@@ -204,10 +204,9 @@ def check_place(lab: Lab, gpu_type: str | None, host: str | None) -> list[str]:
 def check_limits(lab: Lab, agent: str, new_runs: int, budget_s: float) -> None:
     """Refuse what would pass a limit of the policy, in words that say which and how much is left."""
     limits, store = lab.policy().limits, lab.store
-    total, mine = store.count_runs(), store.count_runs("agent = ?", (agent,))
-    # two conditions, so that each is answered by an index of its own instead of all rows
-    waiting, promised_s = store.tally("sum(phase IN ('queued', 'proposed')), total(budget_s)", "phase != 'ended'")[0]
-    used_s = promised_s + store.tally("total(wall_s)", "phase = 'ended'")[0][0]
+    over, mine = tallies.ended(lab), 0 if limits.max_runs_per_agent is None else store.count_runs("agent = ?", (agent,))
+    waiting, promised_s, live = store.tally("sum(phase IN ('queued', 'proposed')), total(budget_s), count(*)", "phase != 'ended'")[0]
+    total, used_s = over.count + live, over.wall_s + promised_s
     where = "in hosts.toml, [policy]"
     for key, used, limit in (
         ("max_runs", total, limits.max_runs),

@@ -120,9 +120,21 @@ def test_the_leader_is_never_a_discarded_source(lab: Lab) -> None:
     assert f"best 1.000000 ({second})" in queries.lab_line(lab)
     assert [r["id"] for r in queries.leaderboard(lab)["rows"]] == [best, second], "the ranking itself shows the verdict"
     verbs.decide(lab, second, "discard", who="tui", why="not worth it")
-    assert "no result yet" in queries.lab_line(lab)
+    assert "no result stands" in queries.lab_line(lab)
     verbs.decide(lab, best, "keep", who="tui", why="it did not", override=True)
     assert f"({best})" in queries.lab_line(lab)
+
+
+def test_the_state_counts_what_ended_and_what_goes_on(lab: Lab) -> None:
+    a, b, c = runs(lab, 3)
+    finish(lab, a, 1.0, wall_s=3600.0)
+    lab.store.update_run(b, phase="running", stage="training")
+    for _ in range(2):
+        state = queries.lab_state(lab)
+        assert (state.ended, state.completed, state.running, state.queued, state.gpu_hours_used) == (1, 1, 1, 1, 1.0)
+    finish(lab, c, None, wall_s=1800.0)
+    state = queries.lab_state(lab)
+    assert (state.ended, state.completed, state.queued, state.gpu_hours_used) == (2, 1, 0, 1.5)
 
 
 def test_labs_that_share_a_memo_see_each_others_changes(lab: Lab) -> None:

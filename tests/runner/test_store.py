@@ -198,3 +198,17 @@ def test_the_ranking_counter_moves_with_all_that_ranking_reads_and_with_nothing_
         store.update_run(run_id, **columns)
         seen.add(store.changes("ranking"))
     assert len(seen) == 8
+
+
+def test_the_counter_of_ended_runs_moves_with_their_ends_alone(store: Store) -> None:
+    run_id = new_run(store)
+    start = store.changes("ended")
+    store.update_run(run_id, phase="running", wall_s=1.0, outcome=None)
+    new_run(store)
+    assert store.changes("ended") == start
+    store.update_run(run_id, phase="ended", outcome="crashed", wall_s=3.0)
+    crashed = store.changes("ended")
+    store.update_run(run_id, val_bpb=1.0)
+    assert store.changes("ended") == crashed != start
+    store.update_run(run_id, phase="queued", outcome=None)  # a run that was not to have ended
+    assert store.changes("ended") != crashed
