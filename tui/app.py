@@ -74,7 +74,7 @@ class ControlRoom(App[None]):
     CommandPalette SearchIcon { display: none; }
     ControlRoom.-ascii View { border-top: ascii $surface-lighten-2; }
     ControlRoom.-ascii View:focus { border-top: ascii $accent; }
-    ControlRoom.-ascii Strips, ControlRoom.-ascii Box Lines, ControlRoom.-ascii #told { border: none; }
+    ControlRoom.-ascii Strips, ControlRoom.-ascii Box Lines, ControlRoom.-ascii Box Lines:focus, ControlRoom.-ascii #told { border: none; }
     ControlRoom.-ascii Box, ControlRoom.-ascii Toast { border: ascii $accent; }
     ControlRoom.-ascii CommandPalette #--input, ControlRoom.-ascii CommandPalette CommandList { border: none; }
     """

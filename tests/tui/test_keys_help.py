@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 from textual.binding import Binding
+from textual.scrollbar import ScrollBar
 
 from runner.lab import Lab
+from tests.tui import rows
 from tests.tui.driving import opened, screen_text, until
 from tui.app import ControlRoom
 from tui.deeds import RUN_BINDINGS
@@ -19,9 +21,11 @@ from tui.widgets.gpuwall import GpuWall
 from tui.widgets.table import Table
 
 
-async def test_help_lists_every_key_with_words(lab: Lab) -> None:
+@pytest.mark.parametrize("poor", [False, True])
+async def test_help_lists_every_key_with_words(lab: Lab, poor: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those that do not apply to the run under the cursor: who asks what there is must find it."""
-    async with opened(lab, size=(120, 60)) as (room, pilot):
+    monkeypatch.setattr(ScrollBar, "renderer", ScrollBar.renderer)
+    async with opened(lab, size=(120, 60), ascii_only=poor) as (room, pilot):
         await pilot.press("question_mark")
         await until(lambda: isinstance(room.screen, KeysPage))
         lines = room.screen.lines  # type: ignore[attr-defined]
@@ -30,6 +34,8 @@ async def test_help_lists_every_key_with_words(lab: Lab) -> None:
             assert binding.tooltip in told, binding
         quiet = {line.spans[1][0] for line in lines if len(line.spans) == 2 and line.spans[0][1] == "muted"}
         assert "Run an ended run's source again as a new run" in quiet and "Ask the run to stop; its slot goes to the next one" not in quiet
+        below = screen_text(room).split("Keys: dashboard")[1].splitlines()[1]
+        assert "On this page" in below, "the box begins with its first line, not with a line of a pane within it"
         assert "Scroll Left" not in told and "Focus Next" not in told, "Textual's own words for keys nobody needs"
         assert (
             told.index("Show the leaderboard") < told.index("Ask the run to stop") < told.index("page down") < told.index("The next theme")
@@ -96,3 +102,11 @@ async def test_what_stands_for_nothing_is_said(lab: Lab) -> None:
         assert "no run" in room._message[0]
         await pilot.press("r")
         assert "only a quarantined GPU" in room._message[0]
+
+
+async def test_a_proposal_is_found(lab: Lab) -> None:
+    rows.add_run(lab, phase="proposed", approval="asked")
+    async with opened(lab, size=(140, 40)) as (room, pilot):
+        assert "1 run waits for approval, last in the queue" in screen_text(room)
+        await pilot.press("a")
+        assert "approve: not for r0015 (running). The proposals are last in the queue, on page 1." in room._message[0]

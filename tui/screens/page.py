@@ -194,7 +194,9 @@ class Page(RunDeeds, Worded):
             return f"{binding.description}: no run is under the cursor here."
         states = sorted({safe(self.facts_of(i).get("outcome") or self.facts_of(i).get("phase"), 20) for i in ids})
         named = ids[0] if len(ids) == 1 else f"{len(ids)} runs"
-        return f"{binding.description}: not for {named} ({', '.join(states)})."
+        proposed = self.room.snapshot.state.proposed if self.room.snapshot.state else 0
+        where = " The proposals are last in the queue, on page 1." if proposed and binding.action in ("approve", "decline") else ""
+        return f"{binding.description}: not for {named} ({', '.join(states)}).{where}"
 
     def on_descendant_focus(self) -> None:
         """Other keys apply now; they are asked for once the focus is seen to have moved."""

@@ -114,7 +114,8 @@ def alerts(snapshot: Snapshot, now: float) -> list[Alert]:
     if state.policy_pending:
         found.append(("warn", safe(state.policy_pending, 300)))
     if state.proposed:
-        found.append(("warn", f"{plural(state.proposed, 'run')} wait for approval: a approves, A declines."))
+        verb = "waits" if state.proposed == 1 else "wait"
+        found.append(("warn", f"{plural(state.proposed, 'run')} {verb} for approval, last in the queue: a approves, A declines."))
     found += _idle(snapshot, state)
     found += [
         ("bad", f"Host {safe(h.name, 30)} is {safe(h.state, 12)} for {age(now - h.since)}: {safe(h.error, 160)}")
