@@ -94,6 +94,7 @@ class ControlRoom(App[None]):
         Binding("ctrl+r", "refresh", "read now", show=False, tooltip="Read the lab now"),
         Binding("q", "leave", "back or quit", show=False, tooltip="Back, and from the first page: quit. The daemon and the runs go on"),
         Binding("escape", "back", "back", show=False, tooltip="Back to the page before"),
+        Binding("ctrl+z", "suspend_process", "suspend", show=False, tooltip="Back to the shell; `fg` returns"),
         Binding("ctrl+q", "quit", "quit", show=False, priority=True, tooltip="Quit at once. The daemon and the runs go on"),
     ]
 

@@ -117,7 +117,7 @@ QUEUE = [
     ),
     Column("gpu", "wants", 8, lambda r: (safe(r.get("gpu_type") or r.get("host") or "any", 30), "muted"), drop=4),
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), drop=3),
-    Column("what", "what", 18, what, flex=True, short=what_short),
+    Column("what", "what", 24, what, flex=True, short=what_short),
     Column("age", "age", 5, lambda r: (age(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=2),
 ]
 
@@ -134,7 +134,7 @@ BOARD = [
     Column("params", "params", 7, figures("params_m", 1, "M", "muted"), "right", order=order("params_m"), drop=8),
     Column("steps", "steps", 6, figures("num_steps", style="muted"), "right", order=order("num_steps"), drop=7),
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), drop=6),
-    Column("what", "what", 20, what, flex=True, short=what_short),
+    Column("what", "what", 24, what, flex=True, short=what_short),
 ]
 
 RUNS = [
@@ -157,7 +157,7 @@ RUNS = [
     Column("host", "host", 8, words("host", 20, "muted"), order=lambda r: str(r.get("host")), drop=8),
     Column("wave", "wave", 4, lambda r: (safe(r.get("wave") or "", 8), "muted"), order=lambda r: str(r.get("wave")), drop=4),
     Column("agent", "by", 10, words("agent", 30, "muted"), order=lambda r: str(r.get("agent")), drop=9),
-    Column("what", "what", 14, what, flex=True, short=what_short),
+    Column("what", "what", 22, what, flex=True, short=what_short),
     Column("age", "age", 5, lambda r: (age(r.get("age_s")), "muted"), "right", order=order("age_s"), drop=3),
 ]
 
