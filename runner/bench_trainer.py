@@ -156,7 +156,14 @@ np.save(out / "token_bytes.npy", data.token_bytes())
 
 
 def lay_out_data(python: str, shards: Path, keep: Path) -> tuple[dict[str, str], dict[str, str], Path]:
-    """Prepare the shards for both sides. Returns the environments of ours and of upstream's, and the folder of the common rows."""
+    """Prepare the shards for both sides. Returns the environments of ours and of upstream's, and the folder of the common rows.
+
+    Raised: BadValue for a folder that holds no shards, EngineError when the data cannot be prepared.
+    """
+    if len(list(shards.glob("shard_*.parquet"))) < 2:
+        raise BadValue(f"{shards} holds no two files shard_*.parquet (the last one is validation); the other side reads nothing else.",
+                       next_step="`python trainer/prepare.py --shards 2` fetches some, or write your text as parquet with a column `text`.")
+    shards = shards.resolve()
     home, common = keep / "home", keep / "common"
     common.mkdir(parents=True, exist_ok=True)
     ours = {"OVERNIGHT_CORPUS": str(shards), "OVERNIGHT_DATA": str(keep / "data")}

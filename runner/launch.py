@@ -46,6 +46,8 @@ def stage_run(lab: Lab, run: Run, slot: Slot, host: HostPolicy, info: Mapping[st
         shutil.rmtree(tmp, ignore_errors=True)
         tmp.mkdir(parents=True, mode=0o700)
         materialise(lab.policy().trainer, text, run.budget_s, tmp / "work")
+        if run.purpose == Purpose.VERIFY:
+            verifying.deliver(lab.policy().trainer, tmp / "work")
         (tmp / "spec.json").write_bytes(dirs.spec_bytes(spec))
         (tmp / "spec.json").chmod(0o600)
         shutil.rmtree(final, ignore_errors=True)

@@ -28,7 +28,9 @@ LOOSER = {
     "min_free_disk_mib": -1,
     "max_log_mib": 1,
 }
-EXECUTED = ("folder", "command", "editable", "source", "budget", "data_command", "torch_index", "shims", "metric", "lower_is_better")
+EXECUTED = (
+    "folder", "command", "editable", "source", "budget", "data_command", "torch_index", "shims", "metric", "lower_is_better", "holdout",
+)  # fmt: skip
 # Where a host is and what runs there.
 REACHED = ("kind", "address", "port", "user", "identity", "jump", "workdir", "python", "env", "surface")
 

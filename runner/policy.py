@@ -47,6 +47,7 @@ class TrainerPolicy:
     shims: list[str] = field(default_factory=list)
     program: str = "program.md"
     torch_index: str | None = None
+    holdout: Path | None = None  # text that reaches a host for verifications alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,9 +259,13 @@ class _Reader:
         return float(value) if isinstance(value, int) and names[0] == "float" else value
 
     def trainer(self, table: dict[str, Any], root: Path) -> TrainerPolicy:
-        values = self.read("trainer", table, TrainerPolicy, skip=("folder",))
+        values = self.read("trainer", table, TrainerPolicy, skip=("folder", "holdout"))
         folder = self.typed("trainer", "folder", table.get("folder", "."), "str")
         values["folder"] = (root / folder).resolve()
+        if "holdout" in table:
+            values["holdout"] = (root / Path(self.typed("trainer", "holdout", table["holdout"], "str")).expanduser()).resolve()
+            if values["holdout"].is_relative_to(values["folder"]):
+                raise self.fail("trainer", "holdout", "lies in the trainer folder, which every run gets", "a file outside of it")
         if "budget" not in table:
             values["budget"] = usual_budget(values["folder"])
         elif not table["budget"]:

@@ -12,24 +12,26 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from runner import upkeep
+from runner import board, upkeep
 from runner.engines import dirs
-from runner.errors import Refused
+from runner.errors import PolicyError, Refused
 from runner.records import Outcome, Phase, Purpose, Trust
 from runner.research import trust
 from runner.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
     from runner.engines.base import Slot
     from runner.lab import Lab
+    from runner.policy import TrainerPolicy
     from runner.records import Request, Run
     from runner.roster import Roster
 
 FIRST, LAST = 1e6, -1e6  # priorities: before everything, or when nothing else waits
 QUIET_S, PATIENCE_S = 20.0, 600.0
-PROGRAM = "verify.py"
+PROGRAM, HOLDOUT = "verify.py", "holdout.txt"
 VERDICTS = (Trust.VERIFIED, Trust.REFUTED, Trust.UNVERIFIABLE)
 
 
@@ -96,7 +98,25 @@ def command_of(lab: Lab, check: Run, slot: Slot, info: Mapping[str, Any]) -> lis
     """What a verify run executes, standing in its own copy of the trainer folder."""
     claim = lab.store.run(check.base_run or "")
     words = ["{python}", PROGRAM, f"{info['runs_dir']}/{check.base_run}/work", "--device", "cpu" if dirs.is_cpu(slot.uuid) else "cuda"]
-    return words + (["--claim", repr(claim.val_bpb)] if claim is not None and claim.val_bpb is not None else [])
+    if claim is not None and claim.val_bpb is not None:
+        words += ["--claim", repr(claim.val_bpb)]
+    if claim is not None and claim.data_hash:
+        words += ["--data", claim.data_hash]
+    return words + (["--holdout", HOLDOUT] if lab.policy().trainer.holdout is not None else [])
+
+
+def deliver(trainer: TrainerPolicy, work: Path) -> None:
+    """Put the holdout into the work folder of a verification: it reaches a host only so, and verify.py removes it before the model's code
+    runs. Raised: PolicyError when it cannot be read."""
+    if trainer.holdout is None:
+        return
+    try:
+        (work / HOLDOUT).write_bytes(trainer.holdout.read_bytes())
+    except OSError as error:
+        raise PolicyError(
+            f"hosts.toml: [trainer] holdout = {str(trainer.holdout)!r} cannot be read: {error.strerror}.",
+            next_step="Name a text file outside the trainer folder, or leave holdout out.",
+        ) from error
 
 
 def conclude(roster: Roster, check: Run, tail: str) -> dict[str, Any]:
@@ -106,10 +126,14 @@ def conclude(roster: Roster, check: Run, tail: str) -> dict[str, Any]:
         return {}
     why, bpb = one_line(str(found.get("why") or ""), 500), found.get("recomputed")
     columns: dict[str, Any] = {"trust": found["verdict"], "trust_why": why}
+    claim = roster.store.run(check.base_run or "")
+    cheated = claim and found["verdict"] == Trust.VERIFIED and (trust.impossible(claim) or trust.overtime(roster.lab, claim))
+    if cheated:  # the number is true, and it took more training than the budget allows
+        columns["trust_why"] = f"{board.HELD}{cheated}"
     if isinstance(bpb, (int, float)) and math.isfinite(bpb):
         columns["verified_bpb"] = float(bpb)
     roster.store.update_run(check.base_run or "", **columns)
-    if found["verdict"] != Trust.REFUTED:
+    if found["verdict"] != Trust.REFUTED and not cheated:
         roster.store.clear_flag(check.base_run or "", "held")
     roster.store.event("daemon", str(found["verdict"]), check.base_run, why, {"by": check.id})
     return {"outcome": Outcome.COMPLETED, "cause": None, "cause_text": f"{check.base_run} is {found['verdict']}: {why}"}

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import lzma
 import os
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,16 +48,19 @@ class Corpus:
             lines.append(f"{path.relative_to(self.root)} {stat.st_size} {stat.st_mtime_ns}")
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
-    def read(self) -> tuple[list[str], list[str]]:
-        """Training and validation documents, in a fixed order."""
+    def read(self, say: Callable[[str], None] = lambda text: None) -> tuple[list[str], list[str]]:
+        """Training and validation documents, in a fixed order; files that are no documents are counted in words to `say`."""
         if self.kind == "shards":
             *train, validation = self.files  # the last shard is validation, as upstream pins it
             return [text for path in train for text in read_shard(path)], read_shard(validation)
-        documents = _read_embedded(self.files[0]) if self.kind == "embedded" else _read_folder(self.files)
+        documents, left_out = (_read_embedded(self.files[0]), "") if self.kind == "embedded" else _read_folder(self.files)
         if len(documents) < VALIDATION_EVERY:
             raise DataError(
-                f"{self.root} holds {len(documents)} usable documents; at least {VALIDATION_EVERY} are needed to split off validation"
+                f"{self.root} holds {len(documents)} usable documents{f' (left out: {left_out})' if left_out else ''}; "
+                f"at least {VALIDATION_EVERY} are needed to split off validation"
             )
+        if left_out:
+            say(f"{self.root}: left out {left_out}")
         train = [text for i, text in enumerate(documents) if i % VALIDATION_EVERY != VALIDATION_AT]
         return train, documents[VALIDATION_AT::VALIDATION_EVERY]
 
@@ -130,20 +135,24 @@ def _read_embedded(path: Path) -> list[str]:
         raise DataError(f"{path} is damaged ({error}); restore it from the repository") from error
 
 
-def _read_folder(files: tuple[Path, ...]) -> list[str]:
-    """One document a file; files that are not UTF-8, empty, too large or exact copies are left out."""
+def _read_folder(files: tuple[Path, ...]) -> tuple[list[str], str]:
+    """One document a file, and in words how many files are none: not UTF-8, empty, too large, exact copies."""
     documents: list[str] = []
     seen: set[bytes] = set()
+    left_out: Counter[str] = Counter()
     for path in files:
-        if not 0 < path.stat().st_size <= MAX_FILE_BYTES:
+        size = path.stat().st_size
+        if not 0 < size <= MAX_FILE_BYTES:
+            left_out[f"over {MAX_FILE_BYTES >> 20} MiB (split them)" if size else "empty"] += 1
             continue
         data = path.read_bytes()
         mark = hashlib.sha256(data).digest()
         if mark in seen:
+            left_out["copies"] += 1
             continue
         seen.add(mark)
         try:
             documents.append(data.decode("utf-8"))
         except UnicodeDecodeError:
-            continue
-    return documents
+            left_out["not UTF-8"] += 1
+    return documents, ", ".join(f"{count} {why}" for why, count in sorted(left_out.items()))

@@ -178,7 +178,7 @@ def _open(folder: Path) -> Dataset | None:
 
 def _prepare(corpus: Corpus, root: Path, say: Callable[[str], None]) -> Path:
     started = time.perf_counter()
-    train, validation = corpus.read()
+    train, validation = corpus.read(say)
     if not train or not validation:
         raise DataError(f"{corpus.root} has {len(train)} training and {len(validation)} validation documents; both are needed")
     total_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in train) + sum(map(len, validation))

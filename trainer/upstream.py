@@ -38,6 +38,7 @@ def lay_out(home: Path) -> str:
         link = cache / "data" / (VALIDATION_SHARD if path == corpus.files[-1] else path.name)
         link.unlink(missing_ok=True)
         link.symlink_to(path.resolve())
+    dataset.encoding()  # a damaged tokenizer is a sentence
     saved = json.loads((dataset.folder / "tokenizer.json").read_text(encoding="utf-8"))
     ranks = {base64.b64decode(token): rank for rank, token in enumerate(saved["tokens"])}
     special = {UPSTREAM_BOS: dataset.bos}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import ctypes
 import hashlib
 import json
 import math
@@ -29,14 +30,17 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
-from corpora import DataError, find_corpus
-from prepare import BOS, EMBEDDED, EVALUATOR, LARGE, Dataset, encode, eval_windows, load_dataset
+from corpora import DataError, find_corpus, text_hash
+from prepare import BOS, EMBEDDED, EMBEDDED_BELOW_BYTES, EVALUATOR, LARGE, Dataset, encode, eval_windows, load_dataset
 
 HERE = Path(__file__).parent
 BATCH_ROWS = 8
-PREFIX_LENGTHS, PREFIXES_EACH = 16, 8  # places where the model is shown nothing but the past
+PREFIX_LENGTHS, PREFIXES_EACH = 32, 8  # places where the model is shown nothing but the past
 SAMPLED_LOGITS = 1 << 31  # above so many numbers (8 GB) a random part of the rows is recomputed, against what the run claims of each row
+CHEAPEST_ROWS = 64  # of those, the rows that claim the least for each byte
 TOLERANCE_BPB = 0.003  # a bfloat16 run recomputed in float32 moved by less
+HOLDOUT_RATIO = 2.0  # a holdout that costs so many times the claim was not predicted, and the validation text was
+PR_SET_DUMPABLE = 4  # prctl(2)
 TOLERANCE_NATS = 0.05  # of one token between two shapes of the same input
 
 
@@ -59,6 +63,7 @@ class Verdict:
     tokens: int = 0
     seconds: float = 0.0
     evaluator: str = EVALUATOR
+    data: str | None = None
     v: int = field(default=1)
 
 
@@ -192,20 +197,30 @@ class Scored:
     sizes: np.ndarray  # int [N, seq_len]
 
 
-def trusted_text(dataset: Dataset, holdout: Path | None = None) -> Scored:
+def trusted_text(dataset: Dataset) -> Scored:
     """The scored windows, encoded anew from the corpus: the data folder may have been written to by anyone's run. Raised: Unverifiable."""
+    dataset.encoding()  # a damaged tokenizer is a sentence
     saved = json.loads((dataset.folder / "tokenizer.json").read_text(encoding="utf-8"))
-    if hashlib.sha256(json.dumps(saved).encode()).hexdigest() != dataset.meta["tokenizer_sha256"]:
-        raise Unverifiable(f"tokenizer.json in {dataset.folder} was changed; delete that folder and run: python prepare.py")
+    tokenizer_hash = hashlib.sha256(json.dumps(saved).encode()).hexdigest()
+    again = f"delete {dataset.folder} and run: python prepare.py"
+    if tokenizer_hash != dataset.meta["tokenizer_sha256"]:
+        raise Unverifiable(f"tokenizer.json in {dataset.folder} was changed; {again}")
+    corpus = find_corpus()
+    train, validation = corpus.read()
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in train) + sum(map(len, validation))
+    scale = EMBEDDED if size < EMBEDDED_BELOW_BYTES else LARGE
+    data_id = f"{corpus.name}-{text_hash(train, validation)[:12]}-{tokenizer_hash[:8]}"
+    if (data_id, scale.seq_len) != (dataset.data_id, dataset.seq_len):
+        raise Unverifiable(f"{dataset.folder} does not belong to the text in {corpus.root}, which is {data_id}; {again}")
+    return scored(dataset, eval_windows(validation, scale))
+
+
+def scored(dataset: Dataset, windows: list[str]) -> Scored:
+    """Windows of text as rows of tokens with the bytes of each target, by the tokenizer alone."""
+    saved = json.loads((dataset.folder / "tokenizer.json").read_text(encoding="utf-8"))
     lengths = np.array([len(base64.b64decode(token)) for token in saved["tokens"]] + [0])
     encoding = dataset.encoding()
     bos = encoding.encode_single_token(BOS)
-    if holdout is None:
-        scale = EMBEDDED if dataset.seq_len == EMBEDDED.seq_len else LARGE
-        _, validation = find_corpus().read()
-        windows = eval_windows(validation, scale)
-    else:
-        windows = [holdout.read_text(encoding="utf-8")]
     tokens = encode(encoding, windows)
     count = -(-(len(tokens) - 1) // dataset.seq_len)
     padded = np.full(count * dataset.seq_len + 1, bos, dtype=np.int64)
@@ -235,32 +250,38 @@ class Check:
         finally:
             model.close()
 
-    def places(self, text: Scored) -> list[tuple[np.ndarray, int]]:
-        """Random (rows, length) where only the past is shown; the last length is never the whole row."""
+    def places(self, text: Scored, sample: np.ndarray) -> list[tuple[np.ndarray, int]]:
+        """Random (rows of the sample, length) where only the past is shown; the last length is never the whole row."""
         seq_len = text.rows.shape[1] - 1
         lengths = self.random.choice(np.arange(2, seq_len), size=min(PREFIX_LENGTHS, seq_len - 2), replace=False)
-        return [(self.random.integers(0, len(text.rows), PREFIXES_EACH), int(length)) for length in sorted(lengths)]
+        return [(self.random.choice(sample, PREFIXES_EACH), int(length)) for length in sorted(lengths)]
 
     def prefix_nats(self, model: Model, text: Scored, places: list[tuple[np.ndarray, int]]) -> np.ndarray:
         """The loss at the last token of each prefix, from a process that never sees what follows."""
         return np.concatenate([model.nats(text.rows[rows, :length], text.rows[rows, 1 : length + 1])[:, -1] for rows, length in places])
 
-    def row_nats(self, model: Model, text: Scored, chosen: np.ndarray) -> np.ndarray:
-        """Scored nats of the chosen rows."""
-        sums = []
-        for start in range(0, len(chosen), BATCH_ROWS):
-            part = chosen[start : start + BATCH_ROWS]
+    def row_nats(self, model: Model, text: Scored, sample: np.ndarray, kept: set[int]) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+        """Scored nats of each row of the sample, and the losses of all tokens of the rows in `kept`."""
+        sums, tokens = [], {}
+        for start in range(0, len(sample), BATCH_ROWS):
+            part = sample[start : start + BATCH_ROWS]
             nats = model.nats(text.rows[part, :-1], text.rows[part, 1:])
             sums.append(np.where(text.sizes[part] > 0, nats, 0.0).sum(axis=1))
-        return np.concatenate(sums)
+            tokens.update({int(row): line for row, line in zip(part, nats, strict=True) if int(row) in kept})
+        return np.concatenate(sums), tokens
 
     def run(self, text: Scored, claimed_rows: np.ndarray | None) -> tuple[float, int]:
-        """Bits per byte over all rows and the number of rows recomputed. Raised: Refuted, Unverifiable."""
-        places, sample = self.places(text), self._sample(text, claimed_rows)
+        """Bits per byte over all rows and the number of rows recomputed. Raised: Refuted, Unverifiable.
+
+        What a model says of a place with and without the rest of its row comes from the one pass that is summed, in random order: it
+        cannot behave for a first few questions and look ahead afterwards.
+        """
+        sample = self._sample(text, claimed_rows)
+        places = self.places(text, sample)
         with self.model() as first, self.model() as second:
             alone = self.prefix_nats(first, text, places)  # before the other sees a whole row: it could tell what comes
-            seen = np.concatenate([second.nats(text.rows[at, :-1], text.rows[at, 1:])[:, length - 1] for at, length in places])
-            sums = self.row_nats(second, text, sample)
+            sums, tokens = self.row_nats(second, text, sample, {int(row) for rows, _ in places for row in rows})
+        seen = np.array([tokens[int(row)][length - 1] for rows, length in places for row in rows])
         moved = np.abs(alone - seen)
         if moved.max() > TOLERANCE_NATS * 4 or moved.mean() > TOLERANCE_NATS:
             count = int((moved > TOLERANCE_NATS).sum())
@@ -276,11 +297,14 @@ class Check:
         return float(claimed_rows.sum()) / (math.log(2) * total_bytes), len(sample)
 
     def _sample(self, text: Scored, claimed_rows: np.ndarray | None) -> np.ndarray:
+        """Rows to recompute, in random order: all, or of a large evaluation those that claim to be the cheapest and a random part."""
         count = len(text.rows)
-        affordable = max(64, SAMPLED_LOGITS // (text.sizes.shape[1] * self.dataset.vocab_size))
+        affordable = max(2 * CHEAPEST_ROWS, SAMPLED_LOGITS // (text.sizes.shape[1] * self.dataset.vocab_size))
         if count <= affordable or claimed_rows is None:
-            return np.arange(count)
-        return self.random.choice(count, size=affordable, replace=False)
+            return self.random.permutation(count)
+        order = np.argsort(claimed_rows / np.maximum(text.sizes.sum(axis=1), 1))  # a lie about few rows must make them cheap
+        chosen = self.random.choice(order[CHEAPEST_ROWS:], size=affordable - CHEAPEST_ROWS, replace=False)
+        return self.random.permutation(np.concatenate([order[:CHEAPEST_ROWS], chosen]))
 
 
 def claimed_row_nats(work: Path, rows: int) -> np.ndarray | None:
@@ -305,8 +329,10 @@ def read_claim(work: Path) -> float | None:
     return claim
 
 
-def verify(work: Path, claim: float | None, device: str, holdout: Path | None = None, deadline_s: float = 900) -> Verdict:
-    """The verdict on the run in `work`."""
+def verify(
+    work: Path, claim: float | None, device: str, holdout: str | None = None, deadline_s: float = 900, data: str | None = None
+) -> Verdict:
+    """The verdict on the run in `work`; `holdout` is text, `data` the data id that the run named."""
     started = time.monotonic()
     result = Verdict("unverifiable", "", claim if claim is not None else read_claim(work))
     try:
@@ -317,14 +343,19 @@ def verify(work: Path, claim: float | None, device: str, holdout: Path | None = 
                 raise Unverifiable(f"{work / name} is missing: only a run that wrote a checkpoint can be recomputed")
         check = Check(work, load_dataset(), device, deadline_s)
         text = trusted_text(check.dataset)
+        result.data = check.dataset.data_id
+        if data is not None and data != result.data:
+            raise Unverifiable(f"the run names {data} as its data, and the text here is {result.data}")
         result.recomputed, result.rows = check.run(text, claimed_row_nats(work, len(text.rows)))
         result.tokens = result.rows * (text.rows.shape[1] - 1)
         off = result.recomputed - result.claimed
         result.verdict = "refuted" if abs(off) > TOLERANCE_BPB else "verified"
         result.why = f"claimed {result.claimed:.6f}, recomputed {result.recomputed:.6f} ({off:+.6f}) on {result.tokens:,} tokens"
         if holdout is not None:
-            held = trusted_text(check.dataset, holdout)
-            result.holdout, _ = check.run(held, None)
+            result.holdout, _ = check.run(scored(check.dataset, [holdout]), None)
+            if result.verdict == "verified" and result.holdout > HOLDOUT_RATIO * result.recomputed:
+                raise Refuted(f"a text that no run has seen costs it {result.holdout:.6f}, {result.holdout / result.recomputed:.1f} times "
+                              f"its {result.recomputed:.6f}: it has the validation text by heart")
     except Refuted as refuted:
         result.verdict, result.why = "refuted", str(refuted)
     except (Unverifiable, DataError) as reason:
@@ -333,18 +364,39 @@ def verify(work: Path, claim: float | None, device: str, holdout: Path | None = 
     return result
 
 
+def hide_memory() -> None:
+    """Keep other processes of this user, the model's among them, from reading the targets in this one's memory. Root still can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def held_out(path: Path) -> str:
+    """The holdout's text; the file is removed when it lies in this folder, before any code of the run could read it."""
+    text = path.read_text(encoding="utf-8")
+    if path.resolve().parent == HERE.resolve():
+        path.unlink()
+    return text
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description="Recompute the val_bpb of a finished run. Prints one JSON object.")
     parser.add_argument("work", type=Path, metavar="RUN_DIRECTORY", help="the run's working directory, with train.py and checkpoint.pt")
     parser.add_argument("--claim", type=float, help="the val_bpb to check (default: the run's own summary event)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: cpu)")
-    parser.add_argument("--holdout", type=Path, help="a UTF-8 text file that no run has seen; scored as well")
+    parser.add_argument("--holdout", type=Path, help="a UTF-8 text that no run has seen; scored as well, and removed when it lies here")
+    parser.add_argument("--data", help="the data id that the run named; another text here makes it unverifiable")
     parser.add_argument("--deadline", type=float, default=900, metavar="SECONDS")
     arguments = parser.parse_args()
     if arguments.work.resolve() == HERE.resolve():
         print("error: run verify.py from the trainer folder and name the run's directory", file=sys.stderr)
         return 2
-    result = verify(arguments.work, arguments.claim, arguments.device, arguments.holdout, arguments.deadline)
+    hide_memory()
+    try:
+        holdout = held_out(arguments.holdout) if arguments.holdout else None
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"error: the holdout {arguments.holdout} cannot be read: {error}", file=sys.stderr)
+        return 2
+    result = verify(arguments.work, arguments.claim, arguments.device, holdout, arguments.deadline, arguments.data)
     print(json.dumps(asdict(result)))
     return 0 if result.verdict == "verified" else 1
 

@@ -20,6 +20,7 @@ from runner.research.noise import pooled
 MARGIN_SD = 6.0  # beyond the best by so many standard deviations of the noise
 MARGIN_SHARE = 0.20  # or, while no noise is known, by this share of the best
 LEAST_SHARE = 0.05  # a real step may be many standard deviations where noise is small: report 1's halved batch gained 4 % at once
+OVER_SHARE, OVER_S = 1.25, 10.0  # of the budget: steps are not cut short, and evaluations take their time
 SHORT_SHARE = 0.5  # of the budget, as wall time
 RATIO_OFF = 0.25  # training loss over val_bpb is nearly one number in a class: bytes per token × ln 2
 ENOUGH = 3
@@ -40,7 +41,7 @@ def settled(lab: Lab, run: Run) -> dict[str, Any]:
     verifiable = verifier_of(lab.policy().trainer) is not None and run.engine != "fake"
     if run.val_bpb <= 0:
         return {"trust": Trust.REFUTED, "trust_why": f"no text takes {run.val_bpb:g} bits per byte"}
-    false = impossible(run)
+    false = impossible(run) or overtime(lab, run)
     doubt = false or _loss_disagrees(lab, run) or _too_good(lab, run)
     held = f"{board.HELD}{doubt}" if doubt else None
     if not verifiable:
@@ -57,6 +58,40 @@ def impossible(run: Run) -> str | None:
     if run.wall_s < SHORT_SHARE * run.budget_s:
         return f"it ran for {run.wall_s:.1f} s of a budget of {run.budget_s:g} s"
     return None
+
+
+def overtime(lab: Lab, run: Run) -> str | None:
+    """Why a result took more training than its budget: by its own word, or by our clock, whatever its own was made to show.
+
+    By our clock: from its first step to its end it took far more than it counts, and than the runs of its class leave uncounted.
+    """
+    if lab.policy().trainer.budget is None:
+        return None  # the script has no budget: it ends when it does
+    last_steps_s = 2 * (run.dt_ms or 0) / 1000
+    if run.training_s is not None and run.training_s > OVER_SHARE * run.budget_s + last_steps_s + OVER_S:
+        return f"it trained for {run.training_s:.1f} s, of a budget of {run.budget_s:g} s"
+    own = _uncounted_s(run.first_step_at, run.ended_at, run.training_s)
+    if own is None or run.class_key is None:
+        return None
+    rows = lab.store.tally(
+        "first_step_at, ended_at, training_s",
+        "class_key = ? AND budget_s = ? AND outcome = 'completed' AND id != ? AND trust IS NOT 'refuted' LIMIT 500",
+        (run.class_key, run.budget_s, run.id),
+    )
+    others = [seconds for row in rows if (seconds := _uncounted_s(*row)) is not None]
+    if len(others) < ENOUGH:
+        return None
+    usual = statistics.median(others)
+    if own <= 2 * usual + OVER_S + (OVER_SHARE - 1) * run.budget_s:
+        return None
+    return f"it took {own:.0f} s beyond the training it counts; the runs of its class take {usual:.0f} s: its clock may have been slowed"
+
+
+def _uncounted_s(first_step_at: float | None, ended_at: float | None, training_s: float | None) -> float | None:
+    """Seconds from a run's first step to its end that it does not count as training (evaluation, writing)."""
+    if first_step_at is None or ended_at is None or training_s is None:
+        return None
+    return max(ended_at - first_step_at - training_s, 0.0)
 
 
 def _loss_disagrees(lab: Lab, run: Run) -> str | None:

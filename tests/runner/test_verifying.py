@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from runner import verbs, verifying
+from runner import queries, verbs, verifying
+from runner.errors import PolicyError
 from runner.lab import Lab
+from runner.policy import load_policy
 from runner.records import Run, Submission
 from runner.verifying import verdict_in
 from tests.runner.daemons import ended, fake_lab, local_lab, serving, until
@@ -71,6 +73,38 @@ async def test_verified_refuted_and_unverifiable(lab: Lab) -> None:
         assert (run.trust, run.verified_bpb) == ("refuted", 1.2) and "recomputed 1.2" in (run.trust_why or "")
         run, _ = await result_of(lab, submit(lab, "c"), None)
         assert (run.trust, run.verified_bpb, run.trust_why) == ("unverifiable", None, "no checkpoint")
+
+
+async def test_a_true_number_from_too_much_training_stays_held(lab: Lab) -> None:
+    async with serving(lab):
+        (run,) = await ended(lab, submit(lab, "a"))
+        lab.store.update_run(run.id, training_s=200.0, wall_s=210.0)  # of a budget of 20 s, by its own word
+        run, _ = await result_of(lab, run.id, "0.9979")
+        assert run.trust == "verified" and (run.trust_why or "").startswith("held: it trained for 200.0 s, of a budget of 20 s")
+        assert [u["id"] for u in queries.leaderboard(lab)["unranked"]] == [run.id]
+
+
+async def test_a_holdout_reaches_a_host_for_the_verification_alone(lab: Lab, tmp_path: Path) -> None:
+    held = tmp_path / "held.txt"
+    held.write_text("nobody has seen this")
+    text = lab.hosts_file.read_text().replace('folder = "trainer"\n', f'folder = "trainer"\nholdout = "{held}"\n')
+    lab.hosts_file.write_text(text)
+    lab.accept(text)
+    told = "import os, sys\nprint('given', sys.argv[2:], os.path.exists('holdout.txt') and open('holdout.txt').read())\n"
+    (lab.policy().trainer.folder / "verify.py").write_text(told + VERIFIER)
+    async with serving(lab):
+        (run,) = await ended(lab, submit(lab, "a"))
+        assert not (lab.run_dir(run.id) / "work" / "holdout.txt").exists()
+        lab.store.update_run(run.id, data_hash="text-1")
+        run, answer = await result_of(lab, run.id, "0.9979")
+        log = (lab.run_dir(str(answer["by"])) / "out.log").read_text()
+        assert "'--data', 'text-1'" in log and "'--holdout', 'holdout.txt'" in log and "nobody has seen this" in log
+
+
+def test_a_holdout_in_the_trainer_folder_is_refused(lab: Lab) -> None:
+    text = lab.hosts_file.read_text().replace('folder = "trainer"\n', 'folder = "trainer"\nholdout = "trainer/held.txt"\n')
+    with pytest.raises(PolicyError, match="which every run gets"):
+        load_policy(lab.hosts_file, text=text)
 
 
 async def test_a_person_goes_first_and_we_go_last(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

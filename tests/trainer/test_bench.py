@@ -127,6 +127,14 @@ def test_data_is_laid_out_as_upstream_reads_it(shards: Path, tmp_path: Path) -> 
     assert (packed[:, 0] == bos).all()      # rows of documents' beginnings
 
 
+def test_a_folder_without_shards_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "some.txt").write_text("text")
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(BadValue, match="holds no two files shard_"):
+            bench_trainer.lay_out_data(sys.executable, folder, tmp_path / "keep")
+    assert not (tmp_path / "keep").exists()
+
+
 def test_a_folder_that_is_no_trainer_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadValue, match=r"no readable train\.py"):
         bench_trainer.run_once(bench_trainer.Side("theirs", tmp_path, {}), 1.0, sys.executable, None, None, tmp_path)

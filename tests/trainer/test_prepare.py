@@ -121,6 +121,7 @@ def test_a_folder_of_text_becomes_a_corpus(folder: Folder, tmp_path: Path) -> No
     folder.data = tmp_path / "data"
     done = folder.run("prepare.py", "--from-folder", str(texts))
     assert done.returncode == 0, done.stderr
+    assert "left out 1 copies, 1 not UTF-8" in done.stdout
     meta = json.loads(next(folder.data.glob("texts-*/meta.json")).read_text())
     assert meta["documents"] == [13, 1]
     (texts / "sub" / "00.md").write_text(words(99, 300))  # changed text is other data
@@ -154,6 +155,7 @@ def test_damaged_data_is_one_sentence(folder: Folder, tmp_path: Path, damage, sa
         (lambda p: p.mkdir(), "no text files"),
         (lambda p: (p.mkdir(), (p / "one.txt.xz").write_bytes(b"not xz")), "is damaged"),
         (lambda p: (p.mkdir(), (p / "a.md").write_text("alone")), "at least 12"),
+        (lambda p: (p.mkdir(), (p / "a.md").write_bytes(b"\xff"), (p / "b.md").write_bytes(b"")), "(left out: 1 empty, 1 not UTF-8)"),
         (lambda p: p.write_text("a file"), "neither a folder nor"),
     ],
 )

@@ -1,22 +1,38 @@
 """What recomputing a result catches. Every cheat is an edit of a run's train.py or files, and the real verify.py refutes it."""
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import lzma
 import math
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="needs the `trainer` extra (torch)")
 np = pytest.importorskip("numpy")
-from .conftest import TRAINER, Folder  # noqa: E402
+from .conftest import TRAINER, Folder, words  # noqa: E402
 from .test_train import SMALL  # noqa: E402
 
 FORWARD = "        return self.logits(self.trunk(idx))\n"
+LOOK_UP = """        import numpy as np
+        import pathlib
+        text = np.load(pathlib.Path(__file__).with_name("where").read_text()).astype(np.int64)
+        logits = torch.zeros(*idx.shape, self.config.vocab_size)
+        for row, line in zip(idx.numpy(), logits, strict=True):
+            fits = [at for at in range(0, len(text) - 1, 256) if (text[at : at + len(row)] == row[: len(text) - at]).all()]
+            after = text[fits[0] + 1 : fits[0] + 1 + len(row)] if fits else []
+            for at, token in enumerate(after):
+                line[at, token] = 30.0
+        return logits
+"""
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 
 
@@ -69,6 +85,22 @@ def rerun(run: Folder) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@contextlib.contextmanager
+def verifier(run: Folder, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """verify.py as a module of this process, over the run's corpus and data."""
+    monkeypatch.syspath_prepend(str(TRAINER))
+    monkeypatch.setenv("OVERNIGHT_DATA", str(run.data))
+    monkeypatch.setenv("OVERNIGHT_CORPUS", str(run.path / "corpus"))
+    for name in ("corpora", "prepare", "verify"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import verify as module
+    try:
+        yield module
+    finally:
+        for name in ("corpora", "prepare", "verify"):
+            sys.modules.pop(name, None)
+
+
 def claim(run: Folder) -> float:
     return run.events("summary")[-1]["val_bpb"]
 
@@ -119,6 +151,19 @@ def test_a_model_that_looks_at_later_tokens_is_refuted(run: Folder) -> None:
     assert answer["verdict"] == "refuted" and "later tokens" in answer["why"]
 
 
+def test_a_model_that_behaves_for_a_while_and_then_peeks_is_refuted(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It counts its questions: as many as one process is asked about single places are answered honestly, the sum is not."""
+    peek = "logits + 4 * F.one_hot(idx.roll(-1, 1), logits.size(-1)) if idx.size(1) == 256 and GPT.asked > 16 else logits"
+    count = "        GPT.asked = getattr(GPT, 'asked', 0) + 1\n"
+    cheat(run, FORWARD, f"{count}        logits = self.logits(self.trunk(idx))\n        return {peek}\n")
+    with verifier(run, monkeypatch) as module:
+        data = module.load_dataset()
+        text = module.trusted_text(data)
+        text = module.Scored(np.tile(text.rows, (20, 1)), np.tile(text.sizes, (20, 1)))
+        with pytest.raises(module.Refuted, match="later tokens"):
+            module.Check(run.path, data, "cpu", 120).run(text, None)
+
+
 def test_a_model_that_peeks_only_into_long_inputs_is_refuted(run: Folder) -> None:
     peek = "logits + 4 * F.one_hot(idx.roll(-1, 1), logits.size(-1)) if idx.size(1) >= 250 else logits"
     cheat(run, FORWARD, f"        logits = self.logits(self.trunk(idx))\n        return {peek}\n")
@@ -162,6 +207,50 @@ def test_a_tokenizer_that_was_changed_is_named(run: Folder, tmp_path: Path) -> N
     saved.write_text(json.dumps(content))
     answer = verify(run)
     assert answer["verdict"] == "unverifiable" and "tokenizer" in answer["why"]
+    saved.write_text("{")
+    answer = verify(run)
+    assert answer["verdict"] == "unverifiable" and "tokenizer.json is missing or damaged" in answer["why"]
+
+
+def test_another_text_under_the_old_name_is_unverifiable(run: Folder, tmp_path: Path) -> None:
+    """The run replaces the corpus by an easy one and forges the data folder so that everything still has its old name."""
+    run.data = Path(shutil.copytree(run.data, tmp_path / "data"))
+    folder = next(run.data.glob("small-*"))
+    easy = tmp_path / "easy"
+    easy.mkdir()
+    (easy / "small.txt.xz").write_bytes(lzma.compress("\x1e".join(["ba ke lo mi " * 300 + str(i) for i in range(36)]).encode()))
+    (run.path / "corpus").unlink()
+    (run.path / "corpus").symlink_to(easy)
+    signature = hashlib.sha256((easy / "small.txt.xz").read_bytes()).hexdigest()[:16]
+    (run.data / f"known-{signature}").write_text(folder.name)
+    answer = verify(run)
+    assert answer["verdict"] == "unverifiable" and "does not belong to the text" in answer["why"], answer["why"]
+
+
+def test_an_evaluation_at_another_scale_is_unverifiable(run: Folder, tmp_path: Path) -> None:
+    run.data = Path(shutil.copytree(run.data, tmp_path / "data"))
+    meta = next(run.data.glob("small-*/meta.json"))
+    meta.write_text(meta.read_text().replace('"seq_len": 256', '"seq_len": 2048'))
+    assert "does not belong to the text" in verify(run)["why"]
+
+
+def test_a_run_that_names_other_data_is_unverifiable(run: Folder) -> None:
+    named = run.events("start")[0]["data"]
+    assert verify(run, "--data", named)["verdict"] == "verified"
+    answer = verify(run, "--data", "state-of-the-union-0123456789ab-01234567")
+    assert answer["verdict"] == "unverifiable" and "names state-of-the-union" in answer["why"] and answer["data"] == named
+
+
+def test_an_ordinary_user_cannot_read_the_targets_in_the_verifiers_memory(run: Folder) -> None:
+    """What another process of the same user may do to it is in its `dumpable` flag; root may do everything."""
+    look = "    import os; open('owner', 'w').write(str(os.stat(f'/proc/{os.getppid()}/mem').st_uid))\n"
+    cheat(run, "    return model.eval()", look + "    return model.eval()")
+    code = ("import os, sys, verify; verify.hide_memory(); libc = verify.ctypes.CDLL(None); "
+            "print(libc.prctl(3, 0, 0, 0, 0)); sys.argv = ['verify.py', sys.argv[1]]; verify.main()")  # 3: PR_GET_DUMPABLE
+    env = run.environment(OVERNIGHT_CORPUS=str(run.path / "corpus"), PYTHONPATH=str(TRAINER))
+    done = subprocess.run([sys.executable, "-c", code, str(run.path)], env=env, cwd=run.path.parent, capture_output=True, text=True)
+    assert done.stdout.splitlines()[0] == "0" and '"verified"' in done.stdout, done.stderr
+    assert (run.path / "owner").read_text() == "0"  # the kernel gives the files of such a process to root
 
 
 def test_patched_functions_in_the_run_do_not_reach_the_verifier(run: Folder) -> None:
@@ -195,21 +284,50 @@ def test_a_run_without_checkpoint_or_claim_is_unverifiable(run: Folder) -> None:
     assert answer["verdict"] == "unverifiable" and "claims no val_bpb" in answer["why"]
 
 
-def test_a_holdout_shows_a_model_that_learned_the_validation_text(run: Folder, tmp_path: Path) -> None:
+def test_a_holdout_of_the_same_kind_is_scored_and_left_where_it_lies(run: Folder, tmp_path: Path) -> None:
     held = tmp_path / "held.txt"
-    held.write_text(" ".join("qu ix ow ed".split() * 300))       # another language than the one it learned
+    held.write_text(words(99, 600))
     answer = verify(run, "--holdout", str(held))
-    assert answer["verdict"] == "verified" and answer["holdout"] > answer["recomputed"] * 1.2
+    assert answer["verdict"] == "verified" and 0.5 < answer["holdout"] / answer["recomputed"] < 1.5 and held.exists()
+    held.write_bytes(b"\xff")
+    command = [sys.executable, str(TRAINER / "verify.py"), str(run.path), "--holdout", str(held)]
+    done = subprocess.run(command, env=run.environment(), capture_output=True, text=True)
+    assert done.returncode == 2 and "cannot be read" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_model_that_reads_the_text_from_the_disk_is_refuted_by_a_holdout(run: Folder, tmp_path: Path) -> None:
+    """It looks the scored text up wherever it finds it; the holdout is gone before its code runs."""
+    cheat(run, FORWARD, LOOK_UP)
+    verifier = tmp_path / "verifier"
+    verifier.mkdir()
+    for file in TRAINER.glob("*.py"):
+        shutil.copy(file, verifier)
+    held = verifier / "holdout.txt"
+    held.write_text(words(99, 600))
+    env = run.environment(OVERNIGHT_CORPUS=str(run.path / "corpus"))
+    rows = next(run.data.glob("small-*/eval.npy"))
+    (run.path / "where").write_text(str(rows))
+    command = [sys.executable, "verify.py", str(run.path), "--claim", "0.001", "--holdout", "holdout.txt"]
+    done = subprocess.run(command, env=env, cwd=verifier, capture_output=True, text=True)
+    answer = json.loads(done.stdout)
+    assert not held.exists() and answer["recomputed"] < 0.1, answer
+    assert answer["verdict"] == "refuted" and "by heart" in answer["why"], answer["why"]
+
+
+def test_a_lie_about_few_rows_of_a_large_evaluation_is_found(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    with verifier(run, monkeypatch) as module:
+        text = module.Scored(np.zeros((5000, 257), dtype=np.int64), np.full((5000, 256), 3))
+        claimed = np.full(5000, 700.0) + np.arange(5000) % 7
+        claimed[[17, 4321]] *= 0.5
+        monkeypatch.setattr(module, "SAMPLED_LOGITS", 1)
+        dataset = type("Data", (), {"vocab_size": 512})()
+        for _ in range(5):
+            sample = module.Check(run.path, dataset, "cpu", 1.0)._sample(text, claimed)
+            assert {17, 4321} <= set(sample.tolist()) and len(sample) == len(set(sample.tolist())) == 2 * module.CHEAPEST_ROWS
 
 
 def test_a_large_evaluation_is_recomputed_in_part(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TRAINER))
-    monkeypatch.setenv("OVERNIGHT_DATA", str(run.data))
-    monkeypatch.setenv("OVERNIGHT_CORPUS", str(run.path / "corpus"))
-    for name in ("corpora", "prepare", "verify"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import verify as module
-    try:
+    with verifier(run, monkeypatch) as module:
         data = module.load_dataset()
         text = module.trusted_text(data)
         text = module.Scored(np.tile(text.rows, (200, 1)), np.tile(text.sizes, (200, 1)))
@@ -217,9 +335,6 @@ def test_a_large_evaluation_is_recomputed_in_part(run: Folder, monkeypatch: pyte
         monkeypatch.setattr(module, "SAMPLED_LOGITS", 1)
         check = module.Check(run.path, data, "cpu", 120)
         bpb, rows = check.run(text, honest_rows)
-        assert rows == 64 < len(text.rows) and bpb == pytest.approx(claim(run), abs=1e-4)
+        assert rows == 128 < len(text.rows) and bpb == pytest.approx(claim(run), abs=1e-4)
         with pytest.raises(module.Refuted, match="have another loss than the run claims"):
             check.run(text, honest_rows * 0.9)
-    finally:
-        for name in ("corpora", "prepare", "verify"):
-            sys.modules.pop(name, None)

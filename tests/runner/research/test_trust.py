@@ -99,3 +99,20 @@ def test_no_result_no_trust(lab: Lab) -> None:
     assert ended(lab, 1, None).trust is None
     refuted = ended(lab, 2, 1.0, trust="refuted", trust_why="recomputed 1.4")
     assert refuted.trust == "refuted"
+
+
+def test_more_training_than_the_budget_is_held_by_its_own_word_and_by_our_clock(lab: Lab) -> None:
+    with_verifier(lab)
+    (lab.policy().trainer.folder / "prepare.py").write_text("TIME_BUDGET = 300\n")
+    now = 1_800_000_000.0
+    clocks = {"first_step_at": now, "dt_ms": 100.0}
+    for depth in range(2, 6):
+        ended(lab, depth, 1.0, ended_at=now + 20.1 + 5.0 + depth / 10, **clocks)
+    own_word = ended(lab, 7, 0.99, training_s=41.0, wall_s=47.0, ended_at=now + 46.0, **clocks)
+    assert own_word.trust_why == "held: it trained for 41.0 s, of a budget of 20 s"
+    our_clock = ended(lab, 8, 0.99, training_s=20.1, wall_s=68.0, ended_at=now + 66.0, **clocks)  # three times the budget, clock slowed
+    assert "took 46 s beyond the training it counts; the runs of its class take 5 s" in str(our_clock.trust_why)
+    slow_evaluation = ended(lab, 9, 0.99, training_s=20.1, wall_s=45.0, ended_at=now + 20.1 + 18.0, **clocks)
+    assert slow_evaluation.trust_why is None
+    long_steps = ended(lab, 10, 0.99, training_s=37.0, wall_s=45.0, ended_at=now + 42.0, first_step_at=now, dt_ms=9000.0)
+    assert long_steps.trust_why is None
