@@ -48,8 +48,8 @@ reasons. Do not claim a gain that is within noise or only claimed.
 """
 
 
-TUNE = """Tune total batch, learning rate and model size of this lab's script. Ordinary runs, at a budget of {budget} s; `overnight tune` does
-the same.
+TUNE = """Tune total batch, learning rate and model size of this lab's script. Ordinary runs, at a budget of {budget} s; `overnight
+tune` does the same.
 
 1. Two or more repeats of the baseline at this budget: the noise. Gains within it count for nothing.
 2. A wave of one change a run: TOTAL_BATCH_SIZE halved and doubled from the script's own (DEVICE_BATCH_SIZE must divide it), every

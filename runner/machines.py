@@ -17,12 +17,11 @@ from runner.records import Gpu, GpuState, Host, HostState, Json, Run
 
 def gpu_objects(lab: Lab, runs: Iterable[Run] = ()) -> list[Json]:
     """The GPU object of FORMAT.md section 5 for each GPU of a host that is in use; `runs` are read already."""
-    now, known = time.time(), {run.id: run for run in runs}
-
-    def run_of(gpu: Gpu) -> Run | None:
-        return None if gpu.run_id is None else known.get(gpu.run_id) or lab.store.run(gpu.run_id)
-
-    return [_gpu_object(lab, gpu, run_of(gpu), now) for gpu in gpus_now(lab)]
+    now, gpus, known = time.time(), gpus_now(lab), {run.id: run for run in runs}
+    unread = [gpu.run_id for gpu in gpus if gpu.run_id is not None and gpu.run_id not in known]
+    if unread:  # one statement for all: a lab has hundreds of GPUs
+        known |= {run.id: run for run in lab.store.runs(f"id IN ({', '.join('?' * len(unread))})", unread, order="+seq")}
+    return [_gpu_object(lab, gpu, known.get(gpu.run_id or ""), now) for gpu in gpus]
 
 
 def gpus_now(lab: Lab, hosts: Iterable[Host] | None = None) -> list[Gpu]:
