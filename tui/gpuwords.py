@@ -81,7 +81,7 @@ def stage_text(gpu: Row) -> Span:
             return ("no link", "warn")
         return (state_word(run) if run else "run", "")
     state = safe(gpu.get("state"), 12)
-    return ("idle" if state == "free" else state, GPU_GLYPHS.get(str(gpu.get("state")), ("", ""))[1])
+    return ({"free": "idle", "quarantined": "quarantine"}.get(state, state), GPU_GLYPHS.get(str(gpu.get("state")), ("", ""))[1])
 
 
 def figure(run: Row) -> str:

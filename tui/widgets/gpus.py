@@ -12,7 +12,7 @@ from .table import Column, Row
 
 CARD_HIGH = 6
 CARD_WIDE = 34
-ROW_WIDE = 78  # what a row needs to show everything that is acted on
+ROW_WIDE = 80  # what a row needs to show everything that is acted on
 
 
 def choose_mode(count: int, width: int, height: int) -> tuple[str, int, int]:
@@ -51,7 +51,7 @@ COLUMNS = [
             GPU_GLYPHS.get(str(g.get("state")), ("", ""))[1],
         ),
     ),
-    Column("stage", "doing", 7, stage_text, drop=4),
+    Column("stage", "doing", 10, stage_text, drop=4),
     Column(
         "share",
         "done",
