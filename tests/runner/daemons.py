@@ -18,7 +18,7 @@ from runner.records import Run
 from tests.runner.labs import make_lab
 
 TINY = (Path(__file__).parent / "scripts" / "tiny_train.py").read_text()
-DEADLINE_S = 30.0  # generous: tests share a machine
+DEADLINE_S = 60.0  # generous: tests share a machine
 
 
 def local_lab(folder: Path, policy: str = "") -> Lab:

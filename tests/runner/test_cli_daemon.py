@@ -18,7 +18,7 @@ FAKE = '[[host]]\nname = "sim"\nkind = "fake"\nspeed = 400\ntypes = { H100 = 3, 
 LOCAL = '[[host]]\nname = "here"\nkind = "local"\n'
 UPSTREAM = (Path(__file__).parent / "upstream_bytes.py").read_text()
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture

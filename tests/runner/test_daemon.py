@@ -16,7 +16,7 @@ from runner.lab import Lab
 from runner.records import Run, Submission, WaveRequest
 from tests.runner.daemons import ended, local_lab, name_the_budget, serving, until
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(autouse=True)

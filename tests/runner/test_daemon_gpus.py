@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from runner import verbs
+from runner import queries, verbs
 from runner.lab import Lab
 from runner.records import Gpu, Run, Submission
+from tests.runner.commands import overnight
 from tests.runner.daemons import TINY, ended, serving, until
 from tests.runner.labs import make_lab
 from tests.runner.onhost.rig import FakeNvml
+from tui.opening import once_lines
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 HOST = '[[host]]\nname = "here"\nkind = "local"\n'
 
 
@@ -74,12 +76,22 @@ async def test_memory_that_does_not_come_back_quarantines_the_gpu_until_it_is_re
         assert run.outcome == "completed" and run.val_bpb == 0.9979  # its result is not the memory's fault
         await until(lambda: gpu(lab, uuid).state == "quarantined")
         assert "40000 MiB still in use" in (gpu(lab, uuid).reason or "") and gpu(lab, uuid).holder
+        shown = next(g for g in queries.gpu_objects(lab) if g["uuid"] == uuid)
+        assert f"pid {os.getppid()}" in shown["note"] and "39000 MiB" in shown["note"] and ", for " in shown["note"]
         other = (await ended(lab, submit(lab, TAG="x")))[0]
         assert other.gpu_uuid != uuid  # it takes no run
+        said = await released(lab, uuid)
+        assert "40000 MiB are still in use by" in said and f"pid {os.getppid()}" in said and gpu(lab, uuid).state == "foreign"
+        assert "was not quarantined, but foreign" in await released(lab, uuid)
         nvml.card(uuid, used=0, procs="")
-        request = verbs.ask(lab, "gpu_release", {"uuid": uuid}, who="tui")
-        await until(lambda: verbs.answer(lab, request).state == "done")
         await until(lambda: gpu(lab, uuid).state == "free")
+
+
+async def released(lab: Lab, uuid: str) -> str:
+    """What a release says."""
+    request = verbs.ask(lab, "gpu_release", {"uuid": uuid}, who="tui")
+    await until(lambda: verbs.answer(lab, request).state == "done")
+    return str((verbs.answer(lab, request).result or {})["text"])
 
 
 async def test_a_stranger_keeps_our_runs_away_and_shows_who_it_is(lab: Lab, nvml: FakeNvml) -> None:
@@ -93,22 +105,69 @@ async def test_a_stranger_keeps_our_runs_away_and_shows_who_it_is(lab: Lab, nvml
         await until(lambda: gpu(lab, "GPU-a").state == "free")
 
 
-async def test_another_lab_on_the_same_gpus_never_shares_one(lab: Lab, tmp_path: Path) -> None:
+async def test_another_lab_on_the_same_gpus_never_shares_one_and_sees_whose_it_is(
+    lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     policy = "min_free_disk_mib = 1\nmin_budget_s = 0.1\ngrace_s = 0.5"
     rival = make_lab(tmp_path / "rival", policy=policy, hosts=HOST, script=TINY)
-    async with serving(lab), serving(rival):
+    async with serving(lab):
         mine = [submit(lab, MODE="long"), submit(lab, MODE="long", TAG="b")]
         await until(lambda: all(get(lab, i).step for i in mine))
-        theirs = submit(rival)
-        await until(lambda: any(g.state == "foreign" for g in rival.store.gpus()))
-        shown = next(g for g in rival.store.gpus() if g.state == "foreign")
-        assert shown.holder and shown.holder.get("run_id") in mine
-        assert get(rival, theirs).started_at is None
-        verbs.cancel(lab, mine, who="cli", force=True)
+        async with serving(rival):
+            await until(lambda: [g.state for g in rival.store.gpus()] == ["foreign", "foreign"])  # before anything was tried there
+            notes = [str(g["note"]) for g in queries.gpu_objects(rival)]
+            for note, run_id in zip(sorted(notes, key=lambda n: n.split("run ")[1]), mine, strict=True):
+                assert note.startswith(f"held by another control room: lab {lab.store.meta('lab_id')}, run {run_id}, user ")
+                assert ", pid " in note and ", since " in note
+            assert "held by another control room" in overnight(capsys, "--lab", rival.path, "gpus").out
+            assert "held by another control room" in "\n".join(once_lines(rival))
+            theirs = submit(rival)
+            await until(lambda: "held by another control room" in (queries.why_waiting(rival, get(rival, theirs)) or ""))
+            verbs.cancel(lab, [mine[0]], who="cli", force=True)
+            (run,) = await ended(rival, theirs)  # it starts as soon as the lock is seen to be gone
+            assert run.outcome == "completed" and not [e for e in rival.store.events(subject=theirs) if e.verb == "not_started"]
+            verbs.cancel(lab, mine[1:], who="cli", force=True)
+            await until(lambda: [g.state for g in rival.store.gpus()] == ["free", "free"])
         await ended(lab, *mine)
-        verbs.cancel(rival, [theirs], who="cli")
-        await ended(rival, theirs)
     rival.close()
+
+
+async def test_two_entries_of_a_machine_without_cards_share_its_one_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERNIGHT_LOCK_DIR", str(tmp_path / "locks"))
+    hosts = HOST + "gpus = []\n" + HOST.replace("here", "again") + "gpus = []\n"
+    made = make_lab(tmp_path / "work", policy="min_free_disk_mib = 1\nmin_budget_s = 0.1\ngrace_s = 0.5", hosts=hosts, script=TINY)
+    async with serving(made):
+        await until(lambda: len(made.store.gpus()) == 2)
+        first = submit(made, MODE="long")
+        await until(lambda: get(made, first).step)
+        other = await until(lambda: next((g for g in made.store.gpus() if g.state == "foreign"), None))
+        assert f"{first} of this lab has it through host {get(made, first).host}" in other.reason and other.host != get(made, first).host
+        second = submit(made, TAG="b")
+        await until(lambda: get(made, second).phase == "queued")
+        verbs.cancel(made, [first], who="cli", force=True)
+        await ended(made, first, second)
+        assert get(made, second).outcome == "completed"
+    made.close()
+
+
+async def test_a_deselected_card_keeps_its_run_takes_no_other_and_is_then_forgotten(lab: Lab) -> None:
+    async with serving(lab):
+        runs = [submit(lab, MODE="long"), submit(lab, MODE="long", TAG="b")]
+        await until(lambda: all(get(lab, i).step for i in runs))
+        text = lab.hosts_file.read_text().replace('name = "here"', 'name = "here"\ngpus = ["GPU-a"]')
+        lab.hosts_file.write_text(text)  # fewer cards: in force without a human
+        await until(lambda: lab.policy().hosts[0].gpus == ["GPU-a"])
+        waits = submit(lab, TAG="c")
+        there = next(i for i in runs if get(lab, i).gpu_uuid == "GPU-b")
+        size = (lab.run_dir(there) / "out.log").stat().st_size
+        await until(lambda: (lab.run_dir(there) / "out.log").stat().st_size > size + 1000)
+        assert gpu(lab, "GPU-b").state == "busy" and not lab.store.flags(there)
+        verbs.cancel(lab, [there], who="cli", force=True)
+        await ended(lab, there)
+        await until(lambda: [g.uuid for g in lab.store.gpus()] == ["GPU-a"])
+        assert get(lab, waits).started_at is None and get(lab, waits).gpu_uuid in (None, "GPU-a")
+        verbs.cancel(lab, [i for i in runs if i != there], who="cli", force=True)
+        assert (await ended(lab, waits))[0].gpu_uuid == "GPU-a"
 
 
 async def test_a_card_that_falls_off_the_bus_is_lost_and_flagged_on_its_run(lab: Lab, nvml: FakeNvml) -> None:

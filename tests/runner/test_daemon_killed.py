@@ -23,7 +23,7 @@ from runner.lab import Lab, open_lab
 from runner.records import Submission, WaveRequest
 from tests.runner.daemons import alive, ended, fake_lab, kill_daemon, local_lab, serving, until
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(autouse=True)

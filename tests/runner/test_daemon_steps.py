@@ -15,7 +15,7 @@ from runner.lab import Lab
 from runner.records import Submission
 from tests.runner.daemons import ended, local_lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 # A daemon that dies (as by kill -9) the first time it comes to a step: before it, or right after it.
 DYING = """

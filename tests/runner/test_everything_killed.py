@@ -16,6 +16,7 @@ import pytest
 from runner.daemonctl import daemon_pid, ensure_daemon, stop_daemon
 from runner.lab import Lab
 from runner.records import Run
+from tests.runner.daemons import alive
 from tests.runner.labs import make_lab
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -30,7 +31,7 @@ def lab(tmp_path: Path):
     opened.close()
 
 
-def until(what: str, true: Callable[[], object], deadline_s: float = 60) -> None:
+def until(what: str, true: Callable[[], object], deadline_s: float = 120) -> None:
     """Wait for a state."""
     end = time.monotonic() + deadline_s
     while not true():
@@ -57,7 +58,8 @@ def run_of(lab: Lab, position: int) -> Run | None:
 
 
 def test_nothing_is_lost_when_all_of_us_die_at_once(lab: Lab, tmp_path: Path) -> None:
-    overrides = {"STEPS": 80, "STEP_SECONDS": 0.05}
+    gate = tmp_path / "gate"
+    overrides = {"STEPS": 80, "STEP_SECONDS": 0.01, "GATE": str(gate)}
     plan = {
         "baseline": {"overrides": {"STEPS": 3, "STEP_SECONDS": 0.0}, "request_id": "all-baseline"},
         "waves": [{"factors": {"VAL_BPB": [0.97, 0.98, 0.99]}, "overrides": overrides, "request_id": "all-wave"}],
@@ -81,11 +83,14 @@ def test_nothing_is_lost_when_all_of_us_die_at_once(lab: Lab, tmp_path: Path) ->
     leader = json.loads((lab.run_dir(running.id) / "status.json").read_text())["leader"]["pid"]
     daemon = daemon_pid(lab)
     assert daemon
-    for pid in (daemon, *children_of(agent.pid), agent.pid):
-        os.kill(pid, signal.SIGKILL)
+    us = (daemon, *children_of(agent.pid), agent.pid)
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none has time to start another again
+        for pid in us:
+            os.kill(pid, number)
     agent.wait()
     until("the daemon is gone", lambda: daemon_pid(lab) is None)
-    assert Path(f"/proc/{leader}").exists(), "the run died with us"
+    assert alive(leader), "the run died with us"
+    gate.touch()
     status = lab.run_dir(running.id) / "status.json"
     until("the run ends by itself", lambda: json.loads(status.read_text())["phase"] == "ended")
     recorded = lab.store.run(running.id)

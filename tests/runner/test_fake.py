@@ -14,7 +14,7 @@ from runner.lab import Lab
 from runner.records import Run, Submission, WaveRequest
 from tests.runner.daemons import ended, fake_lab, serving, until
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 
 def submit(lab: Lab, **kw: object) -> str:

@@ -18,7 +18,7 @@ from tests.runner.daemons import ended, serving, until
 from tests.runner.labs import make_lab
 from tests.runner.onhost.rig import FakeNvml
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 GPU = "NVIDIA H100 80GB HBM3"
 # A stand-in for trainer/preflight.py: keeps and prints what that promises, without a GPU.
 PREFLIGHT = """

@@ -13,7 +13,7 @@ from runner.records import Submission
 from tests.runner.daemons import ended, serving, until
 from tests.runner.labs import make_lab
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 SPOILER = '''"""Spoils its run directory as MODE says, then prints upstream's summary."""
 import os
 import shutil

@@ -11,7 +11,7 @@ from runner.lab import Lab
 from runner.records import Submission
 from tests.runner.daemons import ended, local_lab, serving, until
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 
 def submit(lab: Lab, bpb: float, tag: str = "") -> str:

@@ -253,3 +253,13 @@ def test_verdicts_and_cancellations_happen_once_for_a_request_id(lab: Lab) -> No
     run = lab.store.run(other)
     assert run is not None and run.wanted == "run"
     assert [e.verb for e in lab.store.events()].count("decide") == 2
+
+
+def test_a_run_again_says_what_it_changes(lab: Lab) -> None:
+    first = verbs.submit(lab, Submission(overrides={"DEPTH": 4}), who="cli").run_ids[0]
+    finish(lab, first, 1.0)
+    again = [verbs.requeue(lab, first, who="cli").run_ids[0], *verbs.repeat(lab, first, 2, who="cli").run_ids]
+    again += verbs.promote(lab, first, who="cli", budget_s=40).run_ids
+    found = [lab.store.run(i) for i in again]
+    assert [r.overrides for r in found if r] == [{"DEPTH": 4}, {"DEPTH": 4, "SEED": 43}, {"DEPTH": 4, "SEED": 44}, {"DEPTH": 4}]
+    assert all(r.constants["DEPTH"] == 4 for r in found if r)

@@ -16,7 +16,7 @@ from runner.records import Run, Submission
 from runner.verifying import verdict_in
 from tests.runner.daemons import ended, fake_lab, local_lab, serving, until
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(240)
 
 # What trainer/verify.py promises: one JSON object on stdout, exit code 1 unless verified. This one compares with a file of ours.
 VERIFIER = """

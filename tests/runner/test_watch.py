@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,26 @@ def test_flags_of_the_end_and_of_a_source_that_is_no_edit(lab: Lab) -> None:
         (again, "wall_over_training"),
         (again, "unchanged_source"),
     }
+
+
+def test_each_end_is_settled_once_also_across_daemons_and_out_of_order(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = [verbs.submit(lab, Submission(overrides={"DEPTH": n}), who="cli").run_ids[0] for n in range(1, 4)]
+    finish(lab, ids[0], 1.0, wall_s=900.0, training_s=300.0)
+    first = Watch(lab)
+    first.tick()
+    assert [f.subject for f in lab.store.flags()] == [ids[0]]
+    lab.store.clear_flag(ids[0], "wall_over_training")  # a person took it down: nobody raises it again
+    finish(lab, ids[1], 1.1, wall_s=900.0, training_s=300.0, ended_at=time.time() - 7200)  # its host was out of contact for hours
+    second = Watch(lab)
+    second.tick()
+    assert [f.subject for f in lab.store.flags()] == [ids[1]]
+    read: list[str] = []
+    monkeypatch.setattr(Watch, "_settle_one", lambda self, run, now: read.append(run.id))
+    third = Watch(lab)
+    third.tick()
+    finish(lab, ids[2], 1.2)
+    third.tick()
+    assert read == [ids[2]]  # a new daemon walks through nothing that was settled before
 
 
 @pytest.mark.timeout(60)

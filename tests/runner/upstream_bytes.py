@@ -5,6 +5,7 @@
 Progress lines are led by a carriage return and never end in a newline; FAIL is glued to the last of them.
 """
 
+import os
 import sys
 import time
 
@@ -19,6 +20,7 @@ VAL_BPB = 0.997900
 NAN_FROM = None             # step from which the loss is NaN
 FAIL_AT = None              # step at which upstream's fast-fail exits
 FOREVER = False             # go on printing the last step
+GATE = None                 # a file without which step 20 does not end
 
 
 def preamble() -> str:
@@ -58,6 +60,8 @@ def main() -> None:
             print("FAIL")
             raise SystemExit(1)
         time.sleep(STEP_SECONDS)
+        while GATE and step == 20 and not os.path.exists(GATE):
+            time.sleep(0.05)
         step += 1
     sys.stdout.write(summary())
 
