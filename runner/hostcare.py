@@ -16,6 +16,7 @@ from runner.engines.local import LocalEngine
 from runner.engines.ssh import SshEngine
 from runner.errors import HostError, OvernightError
 from runner.onhost import inspecting
+from runner.research.surroundings import MODULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +61,7 @@ async def check(host: HostPolicy, engine: Engine | None) -> dict[str, Any]:
         "error": failure.message if failure else bad["text"] if bad else None,
         "next": failure.next_step if failure else advice(host, bad),
         "checks": checks,
+        MODULES: report.info.get(MODULES) if report else None,
         "gpus": [
             {"uuid": s.uuid, "name": s.name, "index": s.index, "mem_total_mib": s.mem_total_mib} for s in (report.slots if report else [])
         ],
@@ -78,7 +80,7 @@ async def setup(host: HostPolicy, engine: Engine | None, progress: Callable[[str
             f"All steps of setting up {host.name} are done, and it is still not fit: {report['error']}.", next_step=report["next"]
         )
     text = " ".join([f"{host.name} is ready; its runs use {done['python']}.", *(f"Note: {note}." for note in done["notes"])])
-    return {**done, "checks": report["checks"], "text": text}
+    return {**done, "checks": report["checks"], MODULES: report[MODULES], "text": text}
 
 
 def advice(host: HostPolicy, bad: Check | None) -> str:
@@ -130,6 +132,7 @@ async def look(host: HostPolicy, engine: Engine, report: HostReport) -> list[Che
         found = await ask(engine, {**asked, "probe_limit_s": PROBE_LIMIT_S})
     except (OvernightError, asyncio.TimeoutError) as problem:
         return [*checks, gpus(report), verdict("python", False, f"the host could not be asked: {problem or 'no answer in time'}")]
+    report.info[MODULES] = (found.get("run_python") or {}).get("modules")
     checks += [
         gpus(report),
         driver(report, found),

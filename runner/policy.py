@@ -8,6 +8,7 @@ hosts, tools, logs or reports: `public()` is what may be shown.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import sys
 from dataclasses import dataclass, field
@@ -277,6 +278,11 @@ class _Reader:
             self.inside("trainer", "editable", name)
         if not trainer.command:
             raise self.fail("trainer", "command", "is empty", 'a list such as ["{python}", "train.py"]')
+        if trainer.metric != "val_bpb" or not trainer.lower_is_better:
+            key = "metric" if trainer.metric != "val_bpb" else "lower_is_better"
+            value = json.dumps(getattr(trainer, key))
+            allowed = '"val_bpb", lowest first: a script prints its number under that name, negated if need be'
+            raise self.fail("trainer", key, f"is {value}", allowed)
         if trainer.budget is not None and not re.fullmatch(r"[\w./-]+:[A-Za-z_]\w*", trainer.budget):
             raise self.fail("trainer", "budget", f"is {trainer.budget!r}", '"FILE:NAME", for example "prepare.py:TIME_BUDGET"')
         return trainer

@@ -18,6 +18,7 @@ from runner.dispatch import Spawn
 from runner.errors import BadValue, OvernightError, UnknownName
 from runner.onhost import memory
 from runner.records import GpuState, Severity
+from runner.research.surroundings import MODULES
 
 if TYPE_CHECKING:
     from runner.records import Request
@@ -130,6 +131,9 @@ async def hosts_check(desk: Desk, request: Request) -> dict[str, Any]:
 def note_check(desk: Desk, report: dict[str, Any]) -> None:
     """When a host was checked, and whether runs can get going there; a check that could not look says nothing of that."""
     name = str(report["name"])
+    modules = report.pop(MODULES, None)
+    if modules:
+        desk.store.set_setting(MODULES, {**desk.store.setting(MODULES, {}), name: modules})
     if any(h.name == name for h in desk.store.hosts()):
         desk.store.upsert_host(name, checked_at=time.time())
     if report["state"] == "down":
@@ -150,7 +154,7 @@ async def host_setup(desk: Desk, request: Request) -> dict[str, Any]:
     if name not in desk.roster.hosts:
         raise UnknownName("host", name, desk.roster.hosts, where="hosts.toml")
     result = await hostcare.setup(desk.roster.hosts[name], desk.roster.engines.get(name), desk.progress(request))
-    note_check(desk, {"name": name, "state": "up", "checks": result["checks"]})
+    note_check(desk, {"name": name, "state": "up", "checks": result["checks"], MODULES: result.pop(MODULES, None)})
     return dict(result)
 
 

@@ -29,6 +29,7 @@ from runner.errors import BadValue, Refused, UnknownName
 from runner.lab import Lab
 from runner.records import Json, Outcome, Purpose, Request, Run, Submission, Submitted, Trust, Verdict, WaveRequest
 from runner.replays import submitted_once
+from runner.research import surroundings
 
 ANSWERED = "This request_id was answered before; nothing new was done."
 REQUEST_VERBS = ("hosts_check", "host_setup", "gpu_release", "verify", "fetch")
@@ -84,7 +85,7 @@ def _answered(lab: Lab, who: str, request_id: str | None) -> bool:
 def _submit_one(lab: Lab, sub: Submission, prepared: submitting.Prepared, who: str) -> Submitted:
     budget_s = submitting.checked_budget(lab.policy().limits, sub.budget_s)
     submitting.check_trainer(lab, prepared, budget_s)
-    notes = submitting.check_place(lab, sub.gpu_type, sub.host)
+    notes = submitting.check_place(lab, sub.gpu_type, sub.host) + surroundings.check(lab, prepared.script.root, sub.host)
     parent = submitting.known_run(lab, sub.parent).id if sub.parent else prepared.base_run
     submitting.check_limits(lab, who, 1, budget_s)
     purpose = submitting.purpose_of(lab, prepared, budget_s, sub.purpose, submitting.trainer_effective_sha(lab))
@@ -160,7 +161,7 @@ def _seeded(base: submitting.Prepared, prepared: submitting.Prepared, nth: int) 
 def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) -> Submitted:
     base, cells = plan or _plan_wave(lab, request)
     budget_s = submitting.checked_budget(lab.policy().limits, request.budget_s)
-    notes = submitting.check_place(lab, request.gpu_type, request.host)
+    notes = submitting.check_place(lab, request.gpu_type, request.host) + surroundings.check(lab, base.script.root, request.host)
     submitting.check_trainer(lab, base, budget_s)
     ready = []
     seen: dict[str, dict[str, Any]] = {}

@@ -22,6 +22,15 @@ PROBE = """
 import json, sys
 facts = {"python": "%d.%d.%d" % sys.version_info[:3]}
 try:
+    import importlib, os, pkgutil, site
+    user = site.getusersitepackages()
+    found = {m.name for m in pkgutil.iter_modules()} | {m.name for m in pkgutil.iter_modules([user] if os.path.isdir(user) else [])}
+    for name in [n for n in found if n.startswith("__editable__")]:
+        found.update(k.split(".")[0] for k in getattr(importlib.import_module(name), "MAPPING", {}))
+    facts["modules"] = sorted(found - set(getattr(sys, "stdlib_module_names", ())))[:5000]
+except Exception:
+    pass  # then nothing is said about a script's imports
+try:
     import torch
     facts["torch"] = torch.__version__
     facts["torch_cuda"] = torch.version.cuda

@@ -58,7 +58,7 @@ def analyse_wave(lab: Lab, wave_id: str) -> Analysis:
     results = results_of(lab, wave)
     classes = {r.block for r in results if r.value is not None}
     floor = pooled_of([noise_floor(lab, c, wave.budget_s) for c in classes])
-    found = analyse(results, factors=wave.factors or None, noise=floor, lower_is_better=lab.policy().trainer.lower_is_better)
+    found = analyse(results, factors=wave.factors or None, noise=floor)
     waiting = sum(r.outcome == UNRUN for r in results)
     if waiting:
         found.notes.insert(0, f"{waiting} of {len(results)} runs have not ended; this will change.")
