@@ -485,6 +485,25 @@ async def test_the_outlook_knows_which_gpus_a_run_may_take(agent: Agent, lab: La
     assert unknown.is_error and "Known: SEED, MATRIX_LR" in text_of(unknown)
 
 
+async def test_a_run_and_gpus_out_of_contact_say_so_with_their_age(agent: Agent, lab: Lab) -> None:
+    run = (await agent("run_experiment", overrides={"DEPTH": 3}))["id"]
+    lab.store.upsert_host("sim", kind="fake", state="down", since=time.time() - 60, error="it does not answer")
+    for n, run_id in enumerate((run, None)):
+        lab.store.upsert_gpu(f"GPU-{n}", host="sim", idx=n, name="NVIDIA H100", state="free", since=0.0, run_id=run_id)
+    since = time.time() - 12
+    lab.store.update_run(run, phase="unreachable", stage="training", host="sim", unreachable_since=since, started_at=since)
+    (row,) = rows_of(await agent("list_runs"), "runs")
+    assert row["phase"].startswith("unreachable 1") and row["phase"].endswith(" s")
+    found = await agent("get_run", id=run)
+    assert found["state"] == "unreachable" and found["unreachable_s"] >= 12 and "training" not in str(found)
+    assert (await agent("read_log", id=run))["phase"].startswith("unreachable 1")
+    answer = await agent("list_gpus")
+    (kind,) = rows_of(answer, "types")
+    assert (kind["gpus"], kind["idle"], kind["unusable"]) == (2, 0, 2)
+    assert all(r["state"] == "down" and r["note"].startswith("host down since ") for r in rows_of(answer, "gpus"))
+    assert (await agent("run_experiment", overrides={"DEPTH": 4}))["outlook"].startswith("number 1 in the queue")
+
+
 async def test_many_gpus_are_summed_up_by_type_and_paged(agent: Agent, lab: Lab) -> None:
     await agent("run_experiment", purpose="baseline")
     finish(lab, "r0001", 1.0, gpu_name="NVIDIA H100 80GB HBM3", tok_s=1e6)
