@@ -1,4 +1,4 @@
-"""Commands of the research itself: noise, pruning replay.
+"""Commands of the research itself: what a wave says, noise, pruning replay.
 
 Statistics live in runner/research; here they are asked for and printed.
 """
@@ -17,16 +17,52 @@ from runner.lab import Lab
 from runner.records import Run
 from runner.research import noise as noise_floor
 from runner.research import pruning
-from runner.text import ago, bpb, percent
+from runner.research.waves import analyse_wave
+from runner.text import ago, bpb, one_line, percent, signed
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this group."""
+    app.command()(analyze)
     app.command()(noise)
     pruning_app = typer.Typer(no_args_is_help=True, help="What pruning would have saved, and lost.")
     pruning_app.callback()(pruning_group)
     pruning_app.command("replay")(replay)
     app.add_typer(pruning_app, name="pruning")
+
+
+def analyze(
+    context: typer.Context,
+    wave: Annotated[str, typer.Argument(metavar="WAVE", help="The wave's id, for example w3.")],
+    json: JsonFlag = False,
+) -> None:
+    """What a wave says. Factors, interactions, the best cell seen and the best predicted, each with its error."""
+    lab = lab_of(context, readonly=True)
+    found = analyse_wave(lab, wave)
+    if json:
+        emit(lab, {"wave": wave, "analysis": found.as_json()})
+        return
+    noise_from = {"class": "repeats of the class", "repeats": "its own repeats", "residual": "what the effects leave"}.get(found.sd_from)
+    said = f"; noise {six(found.sd)} from {noise_from}" if noise_from else ""
+    say(f"{wave}: {found.completed} of {found.runs} runs completed, mean {bpb(found.mean)}{said}.")
+    if found.factors:
+        rows = [(f.factor, level(f.best), level(f.worst), six(f.gain), six(f.se), f.badge) for f in found.factors]
+        table(("factor", "best", "worst", "gain", "±", ""), rows, right="gain ±")
+    for one in sorted((i for i in found.interactions if i.clear), key=lambda i: -abs(i.effect or 0.0))[:6]:
+        pair = " with ".join(f"{name} {level(value)}" for name, value in zip(one.factors, one.levels, strict=True))
+        say(f"Together, {pair} adds {signed(one.effect)} ± {six(one.se)}.")
+    for words, best in (("Best seen", found.observed_best), ("Best predicted", found.predicted_best)):
+        if best is not None:
+            cell = ", ".join(f"{name} {level(value)}" for name, value in best.cell.items()) or "the base"
+            error = f" ± {six(best.se)}" if best.se is not None else ""
+            say(f"{words}: {cell}: {bpb(best.value)}{error}{'' if best.ran else ' (never ran)'}.")
+    for sentence in found.notes:
+        say(sentence)
+
+
+def level(value: Any) -> str:
+    """A factor's value, on one line."""
+    return one_line(str(value), 40)
 
 
 def floors(lab: Lab) -> list[dict[str, Any]]:

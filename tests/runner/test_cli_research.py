@@ -8,7 +8,7 @@ import pytest
 
 from runner import verbs
 from runner.lab import Lab
-from runner.records import Point, Submission
+from runner.records import Point, Submission, WaveRequest
 from tests.runner.commands import overnight
 from tests.runner.labs import finish, make_lab
 
@@ -48,3 +48,21 @@ def test_replayed_pruning_says_what_it_would_have_saved_and_lost(lab: Lab, capsy
     stopped = {s["id"] for s in replays["eager"]["stops"]}
     assert set(ids[21:]) <= stopped and 0 < replays["eager"]["saved_s"] < replays["eager"]["total_s"] == 24 * 20
     assert "eager" in overnight(capsys, "--lab", lab.path, "pruning", "replay").out
+
+
+def test_a_wave_says_its_factors_and_the_cell_that_never_ran(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    wave = verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [4, 8], "MATRIX_LR": [0.02, 0.04]}, repeats=2), who="cli")
+    for run_id in wave.run_ids:
+        run = lab.store.run(run_id)
+        assert run is not None
+        c = run.constants
+        value = 1.0 + 0.01 * (c["DEPTH"] == 8) + 0.02 * (c["MATRIX_LR"] == 0.04) + 0.001 * (run.seq % 3)
+        finish(lab, run_id, value if (c["DEPTH"], c["MATRIX_LR"]) != (4, 0.02) else None)
+    told = overnight(capsys, "--lab", lab.path, "analyze", wave.wave_id, "--json").object["analysis"]
+    assert (told["runs"], told["completed"]) == (8, 6)
+    assert told["predicted_best"]["cell"] == {"DEPTH": 4, "MATRIX_LR": 0.02} and told["predicted_best"]["ran"] is False
+    said = overnight(capsys, "--lab", lab.path, "analyze", wave.wave_id).out
+    assert "6 of 8 runs completed" in said
+    assert "MATRIX_LR" in said and "clear" in said
+    assert "Best predicted: DEPTH 4, MATRIX_LR 0.02" in said and "(never ran)" in said
+    assert overnight(capsys, "--lab", lab.path, "analyze", "w9").code == 2
