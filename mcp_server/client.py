@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -53,10 +54,16 @@ class Agent:
             cursor = answer.get("cursor")
 
 
+def our_environment() -> dict[str, str]:
+    """What of the environment is meant for us (OVERNIGHT_*): the client library hands a server only the usual names, such as PATH."""
+    return {name: value for name, value in os.environ.items() if name.startswith("OVERNIGHT_")}
+
+
 @asynccontextmanager
 async def connected(lab: Path, name: str, say: Callable[[str], None]) -> AsyncIterator[Agent]:
     """An agent connected to a server of its own, over stdio."""
-    server = StdioServerParameters(command=sys.executable, args=["-I", "-m", "runner.cli", "--lab", str(lab), "mcp"])
+    arguments = ["-I", "-m", "runner.cli", "--lab", str(lab), "mcp"]
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=our_environment())
     async with Client(stdio_client(server), client_info=Implementation(name=name, version="1")) as client:
         say(f"agent connected: {client.server_info.name if client.server_info else 'server'}, protocol {client.protocol_version}")
         yield Agent(client, say)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from mcp import MCPError, StdioServerParameters
 
+from mcp_server.client import our_environment
 from runner.daemonctl import daemon_pid, stop_daemon
 from runner.engines.surface import SCRIPT
 from runner.lab import Lab
@@ -38,7 +39,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 def command(lab: Lab, *more: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> StdioServerParameters:
     """How a client starts the server."""
     arguments = ["-I", "-W", "error", "-m", "mcp_server", "--lab", str(lab.path), *more]
-    return StdioServerParameters(command=sys.executable, args=arguments, cwd=cwd, env=env)
+    return StdioServerParameters(command=sys.executable, args=arguments, cwd=cwd, env={**our_environment(), **(env or {})})
 
 
 async def finished(agent: Agent, ids: list[str]) -> list[dict[str, object]]:
@@ -161,7 +162,7 @@ sys.exit(main(sys.argv[1], start_daemon=False))
 
 
 async def test_what_a_library_prints_while_serving_stays_out_of_the_protocol(lab: Lab) -> None:
-    noisy = StdioServerParameters(command=sys.executable, args=["-c", NOISY, str(lab.path)])
+    noisy = StdioServerParameters(command=sys.executable, args=["-c", NOISY, str(lab.path)], env=our_environment())
     async with connected(noisy) as agent:
         for _ in range(3):
             assert "GPUs idle" in (await agent("leaderboard"))["lab"]

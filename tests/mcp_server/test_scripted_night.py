@@ -17,6 +17,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult, Implementation
 
+from mcp_server.client import our_environment
 from runner.daemonctl import stop_daemon
 from runner.engines.surface import SCRIPT
 from runner.lab import Lab
@@ -74,7 +75,7 @@ class Night:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_a_night_in_miniature_ends_with_decisions_inside_its_token_budget(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
-    server = StdioServerParameters(command=sys.executable, args=["-I", "-m", "mcp_server", "--lab", str(lab.path)])
+    server = StdioServerParameters(command=sys.executable, args=["-I", "-m", "mcp_server", "--lab", str(lab.path)], env=our_environment())
     async with Client(server, client_info=Implementation(name="scripted", version="1")) as client:
         program = await client.read_resource("lab://program")
         assert "wave" in getattr(program.contents[0], "text", "")

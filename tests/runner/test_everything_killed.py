@@ -83,6 +83,8 @@ def test_nothing_is_lost_when_all_of_us_die_at_once(lab: Lab, tmp_path: Path) ->
         raise AssertionError(f"{late}; {states}; the agent: {(tmp_path / 'agent.log').read_text()[-2000:]}") from late
     running = run_of(lab, 1)
     assert running is not None
+    (host,) = lab.store.hosts()
+    assert host.info["lock_dir"] == os.environ["OVERNIGHT_LOCK_DIR"], "what is ours to say must reach the daemon"
     leader = json.loads((lab.run_dir(running.id) / "status.json").read_text())["leader"]["pid"]
     daemon = daemon_pid(lab)
     assert daemon
