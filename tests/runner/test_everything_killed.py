@@ -65,9 +65,6 @@ def test_nothing_is_lost_when_all_of_us_die_at_once(lab: Lab, tmp_path: Path) ->
         "waves": [{"factors": {"VAL_BPB": [0.97, 0.98, 0.99]}, "overrides": overrides, "request_id": "all-wave"}],
     }
     (tmp_path / "plan.json").write_text(json.dumps(plan))
-    # by us, in the tests' environment: a server started over stdio hands on little of it, and the daemon it starts would share the
-    # locks of whoever else trains on this machine
-    ensure_daemon(lab)
     agent = start_agent(lab, tmp_path)
 
     def first_of_the_wave_is_training() -> bool:
