@@ -142,7 +142,9 @@ def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | Non
     groups, unranked = collect(lab, class_key, budget_s)
     noise = noise_of(lab, class_key, budget_s)
     baseline = baseline_of(groups)
-    shown = [_row(lab, rank, group, baseline, noise) for rank, group in enumerate(groups[offset : offset + limit], offset + 1)]
+    page = groups[offset : offset + limit]
+    faces = _faces(lab, page)
+    shown = [_row(rank, group, face, baseline, noise) for rank, (group, face) in enumerate(zip(page, faces, strict=True), offset + 1)]
     ladder = [
         {"budget_s": s["budget_s"], "id": _best_id(lab, class_key, s["budget_s"]), "val_bpb": s["best"]}
         for s in known
@@ -163,9 +165,8 @@ def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | Non
     }
 
 
-def _row(lab: Lab, rank: int, group: Group, baseline: Group | None, noise: Noise) -> Json:
+def _row(rank: int, group: Group, first: Json, baseline: Group | None, noise: Noise) -> Json:
     """A line of the leaderboard."""
-    first = _shown(lab, group)
     gain, error, badge = gain_of(group, baseline, noise)
     return {
         "rank": rank,
@@ -187,11 +188,15 @@ def _row(lab: Lab, rank: int, group: Group, baseline: Group | None, noise: Noise
     }
 
 
-def _shown(lab: Lab, group: Group) -> Json:
-    """The run that stands for its group: the kept one, else the first."""
-    marks = ", ".join("?" * len(group.ids))
-    details = lab.store.tally(f"id, {', '.join(DETAILS)}", f"id IN ({marks}) ORDER BY verdict IS NOT 'keep', seq LIMIT 1", group.ids)[0]
-    return dict(zip(("id", *DETAILS), details, strict=True))
+def _faces(lab: Lab, groups: list[Group]) -> list[Json]:
+    """The run that stands for each group: the kept one, else the first."""
+    ids = [run_id for group in groups for run_id in group.ids]
+    rows: dict[str, Json] = {}
+    for at in range(0, len(ids), 500):
+        part = ids[at : at + 500]
+        found = lab.store.tally(f"id, {', '.join(DETAILS)}", f"id IN ({', '.join('?' * len(part))})", part)
+        rows |= {row[0]: dict(zip(("id", *DETAILS), row, strict=True)) for row in found}
+    return [rows[next((i for i in group.ids if rows[i]["verdict"] == "keep"), group.ids[0])] for group in groups]
 
 
 def _best_id(lab: Lab, class_key: str | None, budget_s: float) -> str | None:
@@ -211,7 +216,7 @@ def leader(lab: Lab) -> Json:
         verdicts = lab.store.tally("effective_sha, min(verdict = 'discard')", "verdict IS NOT NULL GROUP BY effective_sha")
         discarded = {sha for sha, every_one in verdicts if every_one}
         best = next((g for g in collect(lab, class_key, budget_s)[0] if g.effective_sha not in discarded), None)
-        shown = None if best is None else _shown(lab, best)["id"]
+        shown = None if best is None else _faces(lab, [best])[0]["id"]
         return {"class": class_key, "budget_s": budget_s, "id": shown, "val_bpb": None if best is None else best.mean}
 
     return derived(lab, "leader", found)
