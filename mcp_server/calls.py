@@ -121,7 +121,7 @@ class LabTool(Tool):
 
     def answered(self, caller: Caller, lab: Lab, values: dict[str, Any]) -> CallToolResult:
         """The whole of a call that waits for nothing, in a worker thread."""
-        caller.desk.heard_from(lab, caller.who)
+        caller.desk.heard_from(caller.who)
         return success(caller, lab, self.fn(call=Call(caller, lab), **values))
 
 

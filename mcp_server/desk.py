@@ -24,9 +24,9 @@ log = logging.getLogger("overnight.mcp")
 
 T = TypeVar("T")
 THREADS = 6  # calls are short; more threads would only queue on the interpreter's lock
+NOTE_S = 0.5
 HEARD_EVERY_S = 5.0
 LINE_AGE_S = 1.0
-MOST_AGENTS = 1000  # names are the clients' own
 
 
 class Desk:
@@ -41,7 +41,8 @@ class Desk:
         self.watch: Lab = open_lab(lab_path, create=True)
         self._idle: queue.LifoQueue[Lab] = queue.LifoQueue()
         self._limiter: anyio.CapacityLimiter | None = None
-        self._heard_at: dict[str, float] = {}  # by agent: one server speaks to several over HTTP
+        self._caller: tuple[str, float] | None = None  # who called last, and when, until it is noted
+        self._noted_at = float("-inf")
         self._line: tuple[int | None, float, str] = (None, 0.0, "")
         self._closed = False
 
@@ -99,6 +100,7 @@ class Desk:
     def close(self) -> None:
         """Close every lab that is not in use; one in use is closed by its borrower."""
         self._closed = True
+        self.note_caller(self.watch)
         self.watch.close()
         while True:
             try:
@@ -106,18 +108,27 @@ class Desk:
             except queue.Empty:
                 return
 
-    def heard_from(self, lab: Lab, who: str) -> None:
-        """Note in the lab that an agent called, at most every few seconds."""
-        now = time.monotonic()
-        if now - self._heard_at.get(who, float("-inf")) >= HEARD_EVERY_S:
-            if len(self._heard_at) >= MOST_AGENTS:
-                self._heard_at.clear()
-            self._heard_at[who] = now
-            try:
-                verbs.heard_from(lab, who)
-            except OvernightError as exc:  # a full disk must not keep an agent from reading
-                log.warning("the call was not noted: %s", exc)
-            self.wake_daemon(lab, asked=False)
+    def heard_from(self, who: str) -> None:
+        """Remember that an agent called. It is noted in the lab a moment later: no reading call waits for the write lock."""
+        self._caller = (who, time.time())
+
+    async def note_callers(self) -> None:
+        """Note in the lab who called last, every few seconds while anybody calls; runs until cancelled."""
+        while True:
+            await anyio.sleep(NOTE_S)
+            if self._caller is not None and time.monotonic() - self._noted_at >= HEARD_EVERY_S:
+                await self.with_lab(self.note_caller)
+
+    def note_caller(self, lab: Lab) -> None:
+        """Note in the lab who called last, unless that is done."""
+        caller, self._caller = self._caller, None
+        if caller is None:
+            return
+        self._noted_at = time.monotonic()
+        try:
+            verbs.heard_from(lab, caller[0], at=caller[1])
+        except OvernightError as exc:  # a full disk must not keep an agent from reading
+            log.warning("the call was not noted: %s", exc)
 
     def wake_daemon(self, lab: Lab, *, asked: bool = True) -> str | None:
         """Have a daemon started when none holds the lab's lock, without waiting for it. None when one does; else what to tell the caller.

@@ -55,6 +55,7 @@ def build_server(desk: Desk) -> MCPServer[Desk]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch, desk, bus)
             tasks.start_soon(desk.warm)
+            tasks.start_soon(desk.note_callers)
             yield desk
             tasks.cancel_scope.cancel()
 

@@ -164,7 +164,7 @@ async def wait_for_results(
     desk = call.desk
 
     def begin(lab: Lab) -> tuple[Scope, Cursor, Look]:
-        desk.heard_from(lab, call.who)
+        desk.heard_from(call.who)
         scope = scope_of(lab, call.who, ids, wave)
         told = parse_cursor(cursor, scope.name) if cursor else first_cursor(lab, scope)
         return scope, told, scope.look(lab, told)

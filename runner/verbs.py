@@ -433,10 +433,10 @@ def answer(lab: Lab, request_id: int) -> Request:
     return found
 
 
-def heard_from(lab: Lab, who: str) -> None:
-    """Note that an agent called just now: GPUs that idle while no agent calls are shown with this age. No audit event: nothing is asked
-    for."""
-    lab.store.set_setting("last_agent_call", {"who": who, "at": time.time()})
+def heard_from(lab: Lab, who: str, *, at: float | None = None) -> None:
+    """Note that an agent called (just now, or `at`): GPUs that idle while no agent calls are shown with this age. No audit event: nothing
+    is asked for."""
+    lab.store.set_setting("last_agent_call", {"who": who, "at": time.time() if at is None else at})
 
 
 def _approval(lab: Lab, who: str) -> str:

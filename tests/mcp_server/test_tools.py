@@ -444,7 +444,7 @@ async def test_a_lab_that_cannot_be_written_can_still_be_read(agent: Agent, desk
     await agent("run_experiment")
     lab.store._db.execute("CREATE TRIGGER full BEFORE INSERT ON settings BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END")
     lab.store._db.execute("CREATE TRIGGER full_runs BEFORE INSERT ON runs BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END")
-    desk._heard_at.clear()  # the note that an agent called is due again
+    desk._noted_at = float("-inf")  # the note that an agent called is due again
     assert rows_of(await agent("list_runs"), "runs")
     told = await agent.fails("run_experiment", overrides={"DEPTH": 3})
     assert "disk is full" in told and lab.store.count_runs() == 1
@@ -586,8 +586,14 @@ async def test_two_agents_may_use_the_same_request_id(desk: Desk, lab: Lab) -> N
             mine = await claude("run_experiment", overrides={"DEPTH": 4}, request_id="1")
             theirs = await codex("run_experiment", overrides={"DEPTH": 6}, request_id="1")
             assert mine["id"] != theirs["id"] and "replay" not in theirs
-            await codex("list_gpus")
-            assert set(desk._heard_at) == {"mcp:claude", "mcp:codex"}, "each is heard by its own name"
+            for agent, who in ((codex, "mcp:codex"), (claude, "mcp:claude")):
+                desk._noted_at = float("-inf")
+                await agent("list_gpus")
+                for _ in range(200):
+                    if lab.store.setting("last_agent_call", {}).get("who") == who:
+                        break
+                    await asyncio.sleep(0.05)
+                assert lab.store.setting("last_agent_call")["who"] == who, "each is heard by its own name"
 
 
 async def test_what_a_code_change_changes_is_told(agent: Agent, lab: Lab) -> None:
