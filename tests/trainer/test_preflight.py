@@ -83,3 +83,22 @@ def test_a_result_that_is_kept_serves_again(preflight: ModuleType, tmp_path: Pat
     assert preflight.kept(path, True) and preflight.kept(path, False) is None
     path.write_text(json.dumps({"choices": {}, "quick": False}))
     assert preflight.kept(path, True) and preflight.kept(path, False)
+
+
+def test_a_trial_that_fails_in_any_way_is_a_result(preflight: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    class CompilationError(Exception):
+        """As triton's: no RuntimeError."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise CompilationError("\n  at 12:4: unsupported architecture\nmore")
+
+    monkeypatch.setattr(preflight, "milliseconds", broken)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    monkeypatch.setattr(torch, "randn", lambda *shape, **_: torch.zeros(1))
+    backends = preflight.attention_backends(0.01)
+    assert set(backends) >= {"default", "cudnn", "flash", "efficient", "flex", "flash-attention-3"}
+    assert backends["default"].why == "at 12:4: unsupported architecture" and all(m.rate is None for m in backends.values())
+    choices, refused = preflight.choose(backends, {}, {})
+    assert choices["ATTENTION"] is None and any("cudnn does not run: at 12:4" in text for text in refused)
