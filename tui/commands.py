@@ -17,7 +17,8 @@ class BindingCommands(Provider):
     def _entries(self) -> list[tuple[str, str, Callable[[], Any]]]:
         out: list[tuple[str, str, Callable[[], Any]]] = []
         seen: set[str] = set()
-        for active in self.screen.active_bindings.values():
+        near = {self.screen: 0, self.app: 1}  # what a page is for, then what works everywhere, then how to move in a pane
+        for active in sorted(self.screen.active_bindings.values(), key=lambda a: near.get(a.node, 2)):
             if active.enabled and active.binding.action not in seen and self._told(active):
                 seen.add(active.binding.action)
                 key = self.app.get_key_display(active.binding)

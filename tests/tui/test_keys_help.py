@@ -10,6 +10,7 @@ from runner.lab import Lab
 from tests.tui import rows
 from tests.tui.driving import opened, screen_text, until
 from tui.app import ControlRoom
+from tui.commands import BindingCommands
 from tui.deeds import RUN_BINDINGS
 from tui.screens import make_page
 from tui.screens.dashboard import Dashboard
@@ -110,3 +111,9 @@ async def test_a_proposal_is_found(lab: Lab) -> None:
         assert "1 run waits for approval, last in the queue" in screen_text(room)
         await pilot.press("a")
         assert "approve: not for r0015 (running). The proposals are last in the queue, on page 1." in room._message[0]
+
+
+async def test_the_palette_begins_with_what_the_page_is_for(lab: Lab) -> None:
+    async with opened(lab) as (room, _):
+        found = [title for title, _, _ in BindingCommands(room.screen)._entries()]
+        assert found[0].startswith("cancel") and found.index("lineage  [6]") < found.index("columns  [|]")

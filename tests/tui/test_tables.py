@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from runner.records import Event
 from tui.tables import QUEUE, event_rows, short_names, wave_columns
-from tui.widgets.table import Column
+from tui.widgets.gpus import COLUMNS
+from tui.widgets.table import Column, fit_columns
 
 CELL = {"TOTAL_BATCH_SIZE": 2**17, "MATRIX_LR": 0.03, "DEPTH": 6}
 
@@ -36,3 +37,10 @@ def test_a_detail_is_read_as_words() -> None:
     runs = [f"r{i:04d}" for i in range(22, 46)]
     event = Event(1, 0.0, "cli", "submit_wave", "w3", None, {"runs": runs, "seeds": [1, 2]})
     assert event_rows([event], 1.0)[0]["why"] == "runs r0022 … r0045 (24), seeds 1, 2"
+
+
+def test_a_host_with_a_long_name_is_whole_where_there_is_room_and_keeps_its_index_where_not() -> None:
+    gpu = {"host": "simulated", "index": 12, "uuid": "u", "state": "free"}
+    for width, shown in ((118, "simulated:12"), (78, "simul…:12")):
+        wide = next(w for c, w in fit_columns(COLUMNS, width) if c.key == "gpu")
+        assert column(COLUMNS, "gpu").fitting(gpu, wide)[0].strip() == shown

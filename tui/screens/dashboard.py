@@ -90,7 +90,7 @@ class Dashboard(Page):
         """The four panes."""
         yield GpuWall(id="gpus")
         yield Horizontal(
-            Table(QUEUE, id="queue", title="Queue", empty="the queue is empty: `overnight connect` lets an agent fill it"),
+            Table(QUEUE, id="queue", title="Queue", empty="the queue is empty (`overnight connect`)"),
             Table(BOARD, id="board", title="Leaderboard", empty="no run has a result yet"),
             Table(EVENTS, key="event", id="events", title="Events", empty="nothing happened yet"),
             id="lists",

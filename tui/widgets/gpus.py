@@ -40,7 +40,7 @@ def use(gpu: Row) -> str:
 
 
 COLUMNS = [
-    Column("gpu", "GPU", 9, lambda g: (label(g, 9), "strong"), order=label),
+    Column("gpu", "GPU", 9, lambda g: (label(g), "strong"), order=label, short=lambda g: (label(g, 9), "strong"), grow=7),
     Column("name", "card", 12, lambda g: (short_gpu(g.get("name")), "muted"), drop=7, order=lambda g: str(g.get("name"))),
     Column(
         "run",

@@ -36,6 +36,7 @@ class Column:
     drop: int = 0
     flex: bool = False
     short: Callable[[Row], Span] | None = None
+    grow: int = 0  # cells it may have more, before the flexible columns share what is left
 
     def fitting(self, row: Row, width: int) -> Span:
         """The cell in exactly `width` cells."""
@@ -55,8 +56,13 @@ def fit_columns(columns: Iterable[Column], width: int) -> list[tuple[Column, int
         last = max(i for i, c in enumerate(chosen) if c.drop == worst)
         del chosen[last]
     spare = max(0, width - (sum(c.width + 1 for c in chosen) - 1))
+    more: dict[str, int] = {}
+    for column in (c for c in chosen if c.grow):
+        more[column.key] = min(column.grow, spare)
+        spare -= more[column.key]
     flexible = [c.key for c in chosen if c.flex]
-    return [(c, c.width + (spare // len(flexible) if c.key in flexible else 0)) for c in chosen]
+    more |= {key: more.get(key, 0) + spare // len(flexible) for key in flexible}
+    return [(c, c.width + more.get(c.key, 0)) for c in chosen]
 
 
 class Table(View):
