@@ -15,7 +15,7 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-from runner import queries, submitting, verbs
+from runner import compare, queries, submitting, verbs
 from runner.errors import OvernightError
 from runner.keeper import Keeper
 from runner.lab import Lab, open_lab
@@ -76,6 +76,7 @@ class Desk:
         def read(lab: Lab) -> None:
             submitting.trainer_effective_sha(lab)
             self._line_of_all(lab)
+            compare.relative_speeds(lab)
 
         try:
             await self.with_lab(read)

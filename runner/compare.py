@@ -15,6 +15,7 @@ from runner.lab import Lab
 from runner.records import Json, Purpose, Run
 from runner.submitting import trainer_text
 
+TIMED = "tok_s > 0 AND gpu_name IS NOT NULL"
 MOST_CHANGES = 8  # constants named in one line of a table
 
 
@@ -119,39 +120,41 @@ def other_lines(lab: Lab, before: str, after: str, constants: frozenset[str]) ->
 
 
 def relative_speeds(lab: Lab) -> tuple[dict[str, float], set[str]]:
-    """(tokens per second by GPU name as a share of the fastest, the names where that is an estimate).
+    """(tokens per second of the lab's GPU types as a share of the fastest, the types where that is an estimate).
 
     Of the baseline where it ran; of a type it did not run on, by the sources that ran there and on a type whose speed is known.
     """
-    found: tuple[dict[str, float], set[str]] = derived(lab, "speeds", lambda: _relative_speeds(lab))
-    return found
+    types = frozenset(gpu.name for gpu in lab.store.gpus())
+    return derived(lab, "speeds", lambda: _relative_speeds(lab, types), types)
 
 
-def _relative_speeds(lab: Lab) -> tuple[dict[str, float], set[str]]:
-    rows = lab.store.tally("gpu_name, effective_sha, tok_s, purpose = 'baseline'", f"{RANKED} AND tok_s > 0 AND gpu_name IS NOT NULL")
-    of_source: dict[str, dict[str, list[float]]] = {}
-    baselines: set[str] = set()
-    for name, sha, tok_s, is_baseline in rows:
-        of_source.setdefault(sha, {}).setdefault(str(name), []).append(float(tok_s))
-        baselines |= {sha} if is_baseline else set()
-    medians = {sha: {name: statistics.median(values) for name, values in by_name.items()} for sha, by_name in of_source.items()}
-    speeds: dict[str, float] = {}
-    for name in {name for sha in baselines for name in medians[sha]}:
-        speeds[name] = statistics.median(medians[sha][name] for sha in baselines if name in medians[sha])
+def _relative_speeds(lab: Lab, types: frozenset[str]) -> tuple[dict[str, float], set[str]]:
+    # in the words of the ranking's index, which then answers the inner question without reading any row
+    baselines = f"SELECT effective_sha FROM runs WHERE {RANKED} AND purpose = 'baseline'"  # noqa: S608  constants of ours
+    values: dict[str, list[float]] = {}
+    for name, tok_s in lab.store.tally("gpu_name, tok_s", f"{RANKED} AND {TIMED} AND effective_sha IN ({baselines})"):
+        values.setdefault(str(name), []).append(float(tok_s))
+    speeds = {name: statistics.median(found) for name, found in values.items()}
     measured = set(speeds)
-    if not speeds and medians:  # no baseline yet: begin with the type on which most sources ran
-        counts = Counter(name for by_name in medians.values() for name in by_name)
-        speeds = {counts.most_common(1)[0][0]: 1.0}
+    if not speeds:  # no baseline yet: begin with the type on which most has run
+        most = lab.store.tally("gpu_name", f"{RANKED} AND {TIMED} GROUP BY gpu_name ORDER BY count(*) DESC LIMIT 1")
+        speeds = {str(name): 1.0 for (name,) in most}
     while True:
-        ratios: dict[str, list[float]] = {}
-        for by_name in medians.values():
-            near = [by_name[name] / speeds[name] for name in by_name if name in speeds]
-            for name in by_name.keys() - speeds.keys() if near else ():
-                ratios.setdefault(name, []).append(by_name[name] / statistics.median(near))
-        if not ratios:
+        ratios = {name: [r * speed for known, speed in speeds.items() for r in _ratios(lab, name, known)] for name in types - speeds.keys()}
+        found_now = {name: statistics.median(found) for name, found in ratios.items() if found}
+        if not found_now:
             break
-        speeds |= {name: statistics.median(values) for name, values in ratios.items()}
+        speeds |= found_now
     if not measured and len(speeds) == 1:  # one type, and nothing to compare it with
         return {}, set()
-    fastest = max(speeds.values(), default=0.0)
-    return {name: value / fastest for name, value in speeds.items()}, set(speeds) - measured
+    fastest = max((speed for name, speed in speeds.items() if name in types), default=0.0)
+    return {name: speed / fastest for name, speed in speeds.items() if name in types}, set(types & speeds.keys()) - measured
+
+
+def _ratios(lab: Lab, name: str, known: str) -> list[float]:
+    """How much faster one GPU type is than another, by each source that completed on both."""
+    timed = ("outcome = 'completed'", "purpose != 'verify'", "tok_s > 0")
+    both = " AND ".join(f"{run}.{condition}" for run in ("a", "b") for condition in timed)
+    where = f"a.gpu_name = ? AND b.gpu_name = ? AND b.effective_sha = a.effective_sha AND {both} GROUP BY a.effective_sha"
+    rows = lab.store.tally("avg(a.tok_s) / avg(b.tok_s)", where, (name, known), table="runs a JOIN runs b")
+    return [float(ratio) for (ratio,) in rows]

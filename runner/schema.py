@@ -69,6 +69,7 @@ CREATE INDEX runs_verdict ON runs(verdict, effective_sha) WHERE verdict IS NOT N
     # ended: goes up when a run ends, or what an ended one came to or cost has changed
     2: f"""
 INSERT INTO counters VALUES ('ended', 0);
+CREATE INDEX runs_speed ON runs(gpu_name, effective_sha, tok_s) WHERE outcome = 'completed' AND purpose != 'verify';
 CREATE TRIGGER ended_new AFTER INSERT ON runs WHEN new.phase = 'ended' {_COUNT.format("ended")};
 CREATE TRIGGER ended_set AFTER UPDATE OF phase, outcome, wall_s ON runs WHEN new.phase = 'ended' OR old.phase = 'ended' {_COUNT.format("ended")};
 CREATE TRIGGER ended_gone AFTER DELETE ON runs WHEN old.phase = 'ended' {_COUNT.format("ended")};
