@@ -73,7 +73,8 @@ class Balanced:
     _fits: set[tuple[Any, ...]] = field(init=False, default_factory=set)
     _failed: dict[tuple[Any, ...], int] = field(init=False, default_factory=dict)
     _barren: list[tuple[Any, ...]] = field(init=False, default_factory=list)
-    _edges: dict[tuple[str, int], float] = field(init=False, default_factory=dict)
+    _edges: dict[tuple[str, int], float] = field(init=False, default_factory=dict)  # values from which on runs diverge
+    _blamed: dict[tuple[str, int], list[float]] = field(init=False, default_factory=dict)
     _random: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -149,18 +150,30 @@ class Balanced:
                 self._fits.add(size)
             elif told.outcome == "crashed":
                 self._failed[size] = self._failed.get(size, 0) + 1
-        lost = sum(t.value is None for t in results)
+        crashed, lost = sum(t.outcome == "crashed" for t in results), sum(t.value is None for t in results)
         if 2 * lost > len(results) and self.incumbent != self.ran:
-            self._barren.append(self._size(self.incumbent))  # the combination does not run, although its parts do
+            if 2 * crashed > len(results):
+                self._barren.append(self._size(self.incumbent))  # the combination does not run, although its parts do
             self.incumbent = dict(self.ran)
         else:
             self.ran = dict(self.incumbent)
         self._barren += [s for s, n in self._failed.items() if n >= 2 and s not in self._fits and s not in self._barren]
         self._barren = [s for s in self._barren if s not in self._fits]
-        for name, sign in ((n, s) for n in self.knobs for s in (1, -1)):
-            side = [t for t in results if (t.trial.constants[name] - self.incumbent[name]) * sign > 0]
-            if any(t.outcome == "diverged" for t in side) and all(t.value is None for t in side):
-                self._edges[name, sign] = (min if sign > 0 else max)(t.trial.constants[name] for t in side)
+        for told in results:
+            if told.outcome == "diverged":
+                self._suspect(told)
+
+    def _suspect(self, told: Told) -> None:
+        """Where a run diverged: at its one change, else at the values beyond all that ever ran, once two runs agree."""
+        for name in self.knobs:
+            value = told.trial.constants[name]
+            ran = [t.trial.constants[name] for t, _ in self._data]
+            for sign in (1, -1):
+                if any(sign * value <= sign * v for v in (*ran, self.start[name])):
+                    continue
+                self._blamed.setdefault((name, sign), []).append(value)
+                if told.trial.knob == name or len(self._blamed[name, sign]) > 1:
+                    self._edges[name, sign] = (min if sign > 0 else max)(self._blamed[name, sign])
 
     def _move(self, reach: float) -> None:
         response = Response(self.knobs, self._known(), self.incumbent, self.sd, self.prior)
@@ -203,12 +216,12 @@ class Balanced:
         """Values within what ran, for sizes (beyond may not fit the memory) and for knobs with an edge."""
         limits: dict[str, list[Any]] = {}
         for name, knob in self.knobs.items():
-            edged = (name, 1) in self._edges or (name, -1) in self._edges
-            if knob.kind in SIZES or edged:
+            beyond = self._edges.get((name, -1), -math.inf) >= self.incumbent[name] or self.incumbent[name] >= self._edges.get(
+                (name, 1), math.inf
+            )
+            if knob.kind in SIZES or (name, 1) in self._edges or (name, -1) in self._edges:
                 ran = [t.trial.constants[name] for t, _ in self._data]
-                limits[name] = sorted({min(ran), max(ran), self.incumbent[name]}, key=float)
-                if len(limits[name]) == 1:
-                    limits[name] = [self.incumbent[name]]
+                limits[name] = [min(ran), max(ran)] if beyond else sorted({min(ran), max(ran), self.incumbent[name]}, key=float)
         return limits
 
     def _size(self, constants: Constants) -> tuple[Any, ...]:

@@ -247,9 +247,15 @@ class Tune:
             "gain_se": gained.se if gained else None,
             "badge": gained.badge if gained else "baseline" if not changes else noise.UNKNOWN,
             "mfu_percent": mfu_percent(runs[0], self.lab.policy()),
-            "tokens_m": runs[0].tokens_m,
+            "tokens_m": _tokens_m(runs[0]),
             "num_steps": runs[0].num_steps,
         }
+
+
+def _tokens_m(run: Run) -> float | None:
+    """Millions of tokens trained on: steps times batch where both are known, since a summary rounds to 0.1 M."""
+    batch = (run.attributes or {}).get("total_batch")
+    return run.num_steps * batch / 1e6 if run.num_steps and isinstance(batch, int) else run.tokens_m
 
 
 def _scores(runs: Sequence[Run]) -> list[float]:

@@ -80,6 +80,28 @@ def test_a_value_beyond_which_all_diverged_is_not_tried_again() -> None:
     assert all(t.constants["MATRIX_LR"] < 0.08 for t in found.ask())
 
 
+def test_a_rate_that_diverges_is_left_again_and_blames_no_other_constant() -> None:
+    start, knobs = {**START, "MATRIX_LR": 0.075}, knobs_of({**START, "MATRIX_LR": 0.075})
+
+    def value(c: dict[str, Any]) -> float:  # lower and lower with the rate, and then over the edge
+        return loss({**c, "MATRIX_LR": BEST["MATRIX_LR"]}) - 0.004 * float(np.log2(c["MATRIX_LR"]))
+
+    for seed in range(4):
+        found, rng = Balanced(start, (Rung(pairs=3),), seed=seed), random.Random(seed)
+        for _ in range(12):
+            found.tell(
+                [
+                    Told(t, None, "diverged")
+                    if t.constants["MATRIX_LR"] > 0.12
+                    else Told(t, value(t.constants) + rng.gauss(0, 0.0009), "completed")
+                    for t in found.ask()
+                ]
+            )
+        assert 0.06 < found.incumbent["MATRIX_LR"] <= 0.12
+        assert loss({**found.incumbent, "MATRIX_LR": BEST["MATRIX_LR"]}) < 1.004
+    assert knobs.keys() == found.knobs.keys()
+
+
 def test_a_wave_that_crashed_leads_back_to_where_runs_had_results() -> None:
     found = Balanced(dict(START), (Rung(pairs=6),), seed=1)
     search(found, 1, 0)
