@@ -72,7 +72,7 @@ class ControlRoom(App[None]):
     CSS = """
     CommandPalette { background: $background 40%; }
     CommandPalette SearchIcon { display: none; }
-    ControlRoom.-ascii View { border-top: ascii $surface-lighten-2; }
+    ControlRoom.-ascii View { border-top: ascii $foreground 22%; }
     ControlRoom.-ascii View:focus { border-top: ascii $accent; }
     ControlRoom.-ascii Strips, ControlRoom.-ascii Box Lines, ControlRoom.-ascii Box Lines:focus, ControlRoom.-ascii #told { border: none; }
     ControlRoom.-ascii Box, ControlRoom.-ascii Toast { border: ascii $accent; }
@@ -122,7 +122,7 @@ class ControlRoom(App[None]):
         self._message: tuple[str, str, float] = ("", "", 0.0)
         for theme in THEMES:
             self.register_theme(theme)
-        wanted = "textual-ansi" if no_color else str(self.memory.get("theme", "overnight"))
+        wanted = "ansi-dark" if no_color else str(self.memory.get("theme", "overnight"))
         self.theme = wanted if wanted in self.available_themes else "overnight"
 
     def get_default_screen(self) -> Screen[Any]:
@@ -333,7 +333,7 @@ class ControlRoom(App[None]):
 
     def action_next_theme(self) -> None:
         """The next of our themes and a few of Textual's."""
-        names = [t.name for t in THEMES] + ["textual-dark", "textual-light", "solarized-light", "gruvbox", "nord", "textual-ansi"]
+        names = [t.name for t in THEMES] + ["textual-dark", "textual-light", "solarized-light", "gruvbox", "nord", "ansi-dark"]
         names = [n for n in names if n in self.available_themes]
         self.theme = names[(names.index(self.theme) + 1) % len(names)] if self.theme in names else names[0]
         self.memory.put("theme", self.theme)

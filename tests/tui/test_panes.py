@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from textual.color import Color
 from textual.scrollbar import ScrollBar
 
 from runner.lab import Lab
@@ -132,3 +133,18 @@ async def test_ascii_reaches_every_corner(lab: Lab, size: tuple[int, int], monke
         await until(lambda: "wave:w1" in room.snapshot.views)
         await pilot.pause()
         assert screen_text(room).isascii()
+
+
+@pytest.mark.parametrize("theme", ["overnight", "daylight", "textual-light", "solarized-light", "gruvbox", "nord"])
+async def test_lines_and_cursors_are_seen_in_every_theme(lab: Lab, theme: str) -> None:
+    """White lines on a white page were lost once."""
+    async with opened(lab, size=(100, 30)) as (room, pilot):
+        room.theme = theme
+        await pilot.pause()
+        for where in ("#gpus", "#board"):
+            pane = room.screen.query_one(where, Table)
+            ground = pane.background_colors[1]
+            track, cursor = pane._style("track").color, pane._style("cursor").bgcolor
+            for drawn in (track, cursor):
+                assert drawn is not None and drawn.triplet is not None
+                assert abs(Color(*drawn.triplet).brightness - ground.brightness) > 0.04, (where, drawn, ground)

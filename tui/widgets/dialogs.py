@@ -43,7 +43,7 @@ class Box(Vertical):
     Box Static { width: 100%; height: auto; }
     Box .quiet { color: $text-muted; }
     Box .wrong { color: $text-error; }
-    Box Input { background: $surface-lighten-1; margin: 0 0 1 0; }
+    Box Input { background: $foreground 10%; margin: 0 0 1 0; }
     Box Lines, Box Lines:focus { height: auto; border: none; background: $surface; }
     """
 
@@ -179,7 +179,7 @@ class FilterLine(Input):
     """The `/` line at the bottom of a page: filters while typed, Enter keeps, Esc clears."""
 
     DEFAULT_CSS = """
-    FilterLine { display: none; padding: 0 1; background: $surface-lighten-1; }
+    FilterLine { display: none; padding: 0 1; background: $foreground 10%; }
     FilterLine.-open { display: block; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "drop", "clear the filter", show=False)]

@@ -37,12 +37,12 @@ class Worded(Screen[Any]):
     Worded > .view--title { color: $text-accent; text-style: bold; }
     Worded > .view--key { color: $text-accent; text-style: bold; }
     Worded > .view--bar { color: $success; }
-    Worded > .view--track { color: $surface-lighten-2; }
+    Worded > .view--track { color: $foreground 22%; }
     Worded > .view--own { color: $text-accent; text-style: bold; }
     Worded > .view--best { color: $text-success; }
     Worded > .view--parent { color: $text-primary; }
     Worded > .view--mark { color: $text-warning; text-style: bold; }
-    Worded > .view--cursor { background: $surface-lighten-1; }
+    Worded > .view--cursor { background: $foreground 10%; }
     Worded > .view--cursor-focus { background: $primary-muted; text-style: bold; }
     """
 
@@ -53,8 +53,8 @@ class View(ScrollView, can_focus=True):
     DEFAULT_CSS = """
     View {
         background: $background; color: $foreground; scrollbar-size-vertical: 1; scrollbar-size-horizontal: 0; overflow-x: hidden;
-        border-top: solid $surface-lighten-2; border-title-color: $text-muted; border-title-style: none;
-        scrollbar-color: $surface-lighten-3; scrollbar-background: $background; scrollbar-background-hover: $background;
+        border-top: solid $foreground 22%; border-title-color: $text-muted; border-title-style: none;
+        scrollbar-color: $foreground 30%; scrollbar-background: $background; scrollbar-background-hover: $background;
         &:focus { border-top: solid $accent; border-title-color: $accent; border-title-style: bold; }
     }
     """
@@ -109,7 +109,7 @@ class View(ScrollView, can_focus=True):
         title = crop(title, max(1, self.size.width - 2))
         spare = self.size.width - 2 - cells(title) - cells(right)
         if title and right and spare >= 2:
-            line = "$accent" if self.has_focus else "$surface-lighten-2"
+            line = "$accent" if self.has_focus else "$foreground 22%"
             self.border_title = Content.assemble(self._drawable(title), (self._drawable("─") * spare, line), self._drawable(right))
         else:
             self.border_title = Content(self._drawable(title)) if title else None
@@ -158,7 +158,7 @@ class View(ScrollView, can_focus=True):
         if word.startswith("cursor"):
             if self.app.native_ansi_color:  # without colours of our own, and with none at all, the row must still be seen
                 return Style(reverse=self.has_focus, underline=not self.has_focus, bold=rich.bold)
-            return Style(bgcolor=rich.bgcolor, bold=rich.bold)
+            return Style(bgcolor=base.blend(styles.background, styles.background.a).rich_color, bold=rich.bold)
         ansi = styles.color.ansi is not None
         color = rich.color if ansi or not styles.has_rule("color") else base.blend(styles.color, styles.color.a).rich_color
         return Style(color=color, bold=rich.bold, italic=rich.italic)
