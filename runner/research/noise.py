@@ -45,7 +45,7 @@ def pooled(groups: Iterable[Sequence[float]]) -> Noise:
     return Noise(math.sqrt(math.fsum(squares) / dof), dof) if dof else Noise(None, 0)
 
 
-def gain(new: Sequence[float], base: Sequence[float], noise: Noise, *, lower_is_better: bool = True) -> Gain:
+def gain(new: Sequence[float], base: Sequence[float], noise: Noise) -> Gain:
     """Gain of `new` over `base`, both lists of repeats of one source. Raised: ValueError when either is empty.
 
     Repeats that agree to the last digit measure no noise (the same seed on a deterministic script): the gain is unknown then, not clear.
@@ -53,7 +53,6 @@ def gain(new: Sequence[float], base: Sequence[float], noise: Noise, *, lower_is_
     if not new or not base:
         raise ValueError("a gain needs a result on each side")
     value = math.fsum(base) / len(base) - math.fsum(new) / len(new)
-    value = value if lower_is_better else -value
     if not noise.sd:
         return Gain(value, None, None, UNKNOWN)
     se = noise.sd * math.sqrt(1 / len(new) + 1 / len(base))

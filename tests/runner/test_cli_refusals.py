@@ -225,9 +225,9 @@ def test_numbers_for_a_person_are_short(lab: Lab, capsys: pytest.CaptureFixture[
 
 def test_a_run_that_cannot_start_says_what_it_waits_for(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
     verbs.submit(lab, Submission(), who="cli")
-    lab.store.upsert_host("here", kind="local", state="up", since=0.0)
-    lab.store.upsert_gpu("CPU:here", host="here", name="CPU", state="foreign", since=0.0, reason="another control room has it locked")
+    lab.store.upsert_host("local", kind="local", state="up", since=0.0)
+    lab.store.upsert_gpu("CPU:local", host="local", name="CPU", state="foreign", since=0.0, reason="another control room has it locked")
     said = overnight(capsys, "--lab", lab.path, "runs").out
-    assert "waiting: here:cpu is foreign: another control room has it locked" in said
-    lab.store.upsert_gpu("CPU:here", state="free", reason=None)
+    assert "waiting: local:cpu is foreign: another control room has it locked" in said
+    lab.store.upsert_gpu("CPU:local", state="free", reason=None)
     assert "waiting:" not in overnight(capsys, "--lab", lab.path, "runs").out

@@ -64,10 +64,6 @@ def test_few_repeats_raise_the_bar() -> None:
     assert smallest_clear_gain(Noise(None, 0)) is None
 
 
-def test_more_is_better_where_the_policy_says_so() -> None:
-    assert gain([2.0], [1.0], Noise(0.1, 9), lower_is_better=False).value == 1.0
-
-
 def test_one_in_twenty_of_equal_sources_looks_clear() -> None:
     rng = random.Random(7)
     wrong = 0
