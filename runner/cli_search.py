@@ -101,6 +101,9 @@ def tune(
     )
     tuning = Tune(lab, plan, restart=restart)
     if not as_json:
+        if tuning.plan != plan:
+            old = tuning.plan
+            say(f"The tune that was begun goes on ({old.budget_s:g} s, {old.waves} waves, {old.optimizer}); --restart begins another.")
         say(f"Tuning {', '.join(tuning.axes.names)}.")
         for line in tuning.measured():
             say(f"Preflight: {line}.")

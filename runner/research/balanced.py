@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from runner.research.knobs import Knob, knobs_of
-from runner.research.noise import pooled
+from runner.research.noise import Noise, pooled
 from runner.research.response import Array, Constants, Datum, Prior, Response, spread, usual_noise
 from runner.research.strategy import SIZES, Mend, Told, Trial
 
@@ -62,6 +62,7 @@ class Balanced:
     seed: int = 0
     pace: Pace = field(default_factory=Pace)
     prior: Prior = field(default_factory=Prior)
+    floor: Noise | None = None  # what is known of the noise beside the repeats asked for here
     incumbent: Constants = field(init=False)
     ran: Constants = field(init=False)  # the last center around which runs had results
     knobs: dict[str, Knob] = field(init=False)
@@ -209,7 +210,8 @@ class Balanced:
     @property
     def sd(self) -> float:
         """The noise of repeats, drawn towards a guess while they are few."""
-        noise = pooled(self._groups)
+        own = pooled(self._groups)
+        noise = self.floor if self.floor is not None and self.floor.dof > own.dof else own
         return usual_noise(noise.sd, noise.dof, spread(self._known(), self.prior))
 
     def _allowed(self) -> dict[str, list[Any]]:

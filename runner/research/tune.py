@@ -167,8 +167,11 @@ class Tune:
         start = self.axes.begin(first)
         if self.plan.optimizer == "optuna":
             return OptunaAsker(start, self.plan, self.axes)
-        rung = Rung(pairs=max(self.plan.size // 2, 2))
-        return Balanced(dict(start), (rung,), mend=self.axes.within, pace=Pace(repeats=REPEATS))
+        rung, floor = (
+            Rung(pairs=max(self.plan.size // 2, 2)),
+            waves.noise_floor(self.lab, first.class_key, self.plan.budget_s) if first else None,
+        )
+        return Balanced(dict(start), (rung,), mend=self.axes.within, pace=Pace(repeats=REPEATS), floor=floor)
 
     def _submit(self, points: Sequence[tuple[Point, str]], budget_s: float) -> bool:
         """All or nothing as far as limits go; a step that was cut off half-way is the same step when it is taken again."""

@@ -11,6 +11,7 @@ import pytest
 from runner import cli, daemonctl, verbs
 from runner.lab import Lab
 from runner.records import Point, Submission
+from tests.runner.commands import overnight
 from tests.runner.labs import finish, make_lab
 
 
@@ -64,3 +65,28 @@ def test_results_go_out_and_come_in(lab: Lab, capsys: pytest.CaptureFixture[str]
         code, _, err = run(lab, capsys, *args)
         assert code == 2
         assert err.count("\n") == 1
+
+
+def test_tune_prints_its_table_and_goes_on_with_what_was_begun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = make_lab(tmp_path, policy="max_runs = 24")
+
+    def daemon(_: Lab) -> None:
+        for run in lab.store.active_runs():
+            depth, seed = run.constants["DEPTH"], run.constants["SEED"]
+            finish(lab, run.id, 1.0 + 0.01 * abs(depth - 6) + 0.0001 * (seed % 7) - 0.002 * (run.budget_s > 20))
+
+    monkeypatch.setattr("runner.cli_search.ensure_daemon", daemon)
+    command = ("tune", "--budget", 20, "--longer", 40, "--waves", 1, "--size", 4, "--knob", "DEPTH")
+    said = overnight(capsys, "--lab", lab.path, *command)
+    assert said.code == 0
+    assert "Tuning DEPTH." in said.out and "the script's own" in said.out and "DEPTH 6" in said.out and "clear" in said.out
+    rows = overnight(capsys, "--lab", lab.path, "tune", "--json").object["rows"]
+    assert {r["budget_s"] for r in rows} == {20.0, 40.0}
+    assert rows[-1]["changes"] == {"DEPTH": 6} and rows[-1]["badge"] == "clear"
+    assert "The tune that was begun goes on (20 s, 1 waves, waves)" in overnight(capsys, "--lab", lab.path, "tune").out
+    refused = overnight(capsys, "--lab", lab.path, *command, "--waves", 20, "--restart")
+    assert refused.code == 2 and "max_runs" in refused.err and "the script's own" in refused.out
+    assert overnight(capsys, "--lab", lab.path, "tune", "--knob", "NAME", "--restart").code == 2
+    lab.close()

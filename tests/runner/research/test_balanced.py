@@ -10,6 +10,7 @@ import pytest
 
 from runner.research.balanced import Balanced, Rung, ladder
 from runner.research.knobs import knobs_of
+from runner.research.noise import Noise
 from runner.research.response import Datum, Prior, Response, usual_noise
 from runner.research.strategy import Told, Trial
 
@@ -158,3 +159,12 @@ def test_few_repeats_that_agree_do_not_make_the_noise_zero() -> None:
 def test_a_script_without_numbers_has_nothing_to_ask() -> None:
     nothing: list[Trial] = Balanced({"OPTIMIZER": "muon", "SEED": 1}).ask()
     assert nothing == []
+
+
+def test_the_noise_of_the_class_counts_where_it_is_better_known() -> None:
+    found = Balanced(dict(START), floor=Noise(0.004, 200))
+    search(found, 1, 0)
+    assert found.sd == pytest.approx(0.004, rel=0.05)
+    found = Balanced(dict(START), floor=Noise(0.004, 1))
+    search(found, 1, 0)
+    assert found.sd < 0.0025
