@@ -96,7 +96,7 @@ def test_waiting_for_a_slot_that_another_lab_has_says_so(tmp_path: Path) -> None
     try:
         assert waiting.stderr is not None
         said = next((line for line in waiting.stderr if line.startswith("waiting:")), "")
-        assert "here:cpu is foreign: another control room has it locked" in said
+        assert "here:cpu is foreign: held by another control room: lab another lab, run r0009" in said
     finally:
         held.release()
         daemonctl.stop_daemon(lab)
