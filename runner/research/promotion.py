@@ -87,8 +87,8 @@ def _ready(lab: Lab, rule: Rule, seen: set[str]) -> list[tuple[str, list[Run]]]:
     for run in reversed(runs):
         if run.wave_id in open_waves or (rule.source and rule.source.lower() not in (run.gpu_name or "").lower()):
             continue
-        if rule.target is None and rule.budget_s == run.budget_s:
-            continue
+        if rule.budget_s is not None and (rule.budget_s < run.budget_s or (rule.target is None and rule.budget_s == run.budget_s)):
+            continue  # a promotion never goes to less
         groups.setdefault(run.wave_id or run.id, []).append(run)
     return [(name, members) for name, members in groups.items() if name not in seen]
 

@@ -66,6 +66,17 @@ def test_a_source_that_was_promoted_by_hand_is_not_promoted_again(lab: Lab) -> N
     assert promotion.due(lab) == []
 
 
+def test_a_rule_never_promotes_to_a_shorter_budget(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, policy='promote = {from = "H100", to = "H200", budget_s = 30, top = 1}')
+    for budget_s in (20.0, 60.0):
+        base = verbs.submit(lab, Submission(purpose="baseline", budget_s=budget_s, allow_duplicate=True), who="cli").run_ids[0]
+        finish(lab, base, 1.0, class_key="H100", gpu_name="NVIDIA H100")
+        better = verbs.submit(lab, Submission(overrides={"DEPTH": 30}, budget_s=budget_s), who="cli").run_ids[0]
+        finish(lab, better, 0.9, class_key="H100", gpu_name="NVIDIA H100")
+    assert [(d.run_id, d.budget_s) for d in promotion.due(lab)] == [("r0002", 30)]
+    lab.close()
+
+
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
