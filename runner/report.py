@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner import board
+from runner import board, report_types
 from runner.board import trust_word
 from runner.errors import BadValue, LabError
 from runner.lab import Lab
@@ -42,6 +42,7 @@ class Night:
     lanes: dict[str, str]
     pace: float
     busy_s: float
+    types: str = ""
 
     @property
     def slots(self) -> int:
@@ -86,7 +87,8 @@ def gather(lab: Lab) -> Night:
     end = max(start + 1.0, max(now if r.ended_at is None else r.ended_at for r in runs))
     pace = pace_of(runs)
     busy = busy_s(runs, end) / pace
-    return Night(str(lab.path), runs, board.leaderboard(lab, limit=TOP), start, end, lanes_of(lab, runs), pace, busy)
+    best, types = board.leaderboard(lab, limit=TOP), report_types.section(lab)
+    return Night(str(lab.path), runs, best, start, end, lanes_of(lab, runs), pace, busy, types)
 
 
 def pace_of(runs: Iterable[Run]) -> float:
@@ -201,6 +203,7 @@ def markdown(night: Night) -> str:
         _head(night),
         "![progress](progress.svg)",
         _leaderboard(night.board),
+        night.types,
         _phases(night),
         _time(night),
         "![GPUs over time](slots.svg)",

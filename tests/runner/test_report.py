@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from runner import verbs
 from runner.errors import LabError
 from runner.plot import Bar, Dot, best_so_far, progress_svg, slots_svg, ticks
+from runner.records import Submission
 from runner.report import alone_s, gather, markdown, phases, write_plot, write_report
+from tests.runner.labs import finish, make_lab
 from tests.tui import rows, scenes
 from tests.tui.conftest import closed_stores  # noqa: F401 - the scenes' labs are closed here as well
 
@@ -158,3 +161,25 @@ def test_best_so_far_and_ticks() -> None:
     assert [d.value for d in best_so_far(dots)] == [3.0, 2.0, 1.0]
     assert ticks(0.0, 1.0) == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
     assert ticks(1.0, 1.0) == [1.0]
+
+
+def test_two_gpu_types_are_compared_by_rank_and_their_flips_are_named(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    values = {  # the best final rate of one type is not that of the other, as in the report on 16 GPUs
+        "H100": {0.0: (1.000, 1.001), 0.03: (0.980, 0.981), 0.05: (0.990, 0.991)},
+        "H200": {0.0: (0.995, 0.996), 0.03: (0.985, 0.986), 0.05: (0.975, 0.976)},
+    }
+    for gpu, by_frac in values.items():
+        for frac, both in by_frac.items():
+            for val in both:
+                purpose = "repeat" if frac else "baseline"
+                wish = Submission(overrides={"MATRIX_LR": 0.04 + frac}, purpose=purpose, allow_duplicate=True)
+                (run_id,) = verbs.submit(lab, wish, who="cli").run_ids
+                finish(lab, run_id, val, class_key=f"{gpu} · torch 2.11", gpu_name=gpu)
+    text = markdown(gather(lab))
+    assert "## GPU types" in text
+    assert "**H200 and H100** at 20 s: 1 pair of sources in another order, 1 beyond the noise of both." in text
+    assert "- r0011 against r0009: +0.010000 on H200, -0.010000 on H100 (clear)." in text
+    assert "| r0009 | 2 | +1.005 % | r0003 | 1 | +1.999 % |" in text
+    assert "0.985500" not in text.split("## GPU types")[1].split("##")[0]  # values of two types are not set side by side
+    lab.close()
