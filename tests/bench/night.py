@@ -34,7 +34,8 @@ from runner.research import pruning, trust
 from runner.research.balanced import Balanced, Rung, ladder
 from runner.research.classes import class_key
 from runner.research.knobs import knobs_of, mended_batch
-from runner.research.strategy import Greedy, Strategy, Told, Trial, Waves
+from runner.research.strategy import Strategy, Told, Trial
+from tests.bench.rivals import Greedy, Waves
 
 TOLERANCE = 0.002
 BUDGET_S = 300.0

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from runner.research.balanced import Balanced, ladder
 from runner.research.knobs import knob_of, knobs_of, mended_batch
-from runner.research.strategy import Greedy, Strategy, Told, Trial, Waves
+from runner.research.strategy import Strategy, Told, Trial
+from tests.bench.rivals import Greedy, Waves
 
 START = {
     "TOTAL_BATCH_SIZE": 2**19,
