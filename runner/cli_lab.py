@@ -182,11 +182,13 @@ def print_hosts(lab: Lab, rows: list[dict[str, Any]], *, json: bool) -> None:
         emit(lab, {"hosts": rows})
         return
     table(
-        ("host", "kind", "state", "for", "gpus", "note"),
-        [(r["name"], r["kind"], r["state"], ago(r["since_s"]), len(r["gpus"]), r["error"]) for r in rows],
+        ("host", "kind", "state", "for", "gpus"),
+        [(r["name"], r["kind"], r["state"], ago(r["since_s"]), len(r["gpus"])) for r in rows],
         right="gpus",
     )
     for row in rows:
+        if row["error"] and not row["checks"]:
+            say(f"! {row['name']}: {one_line(row['error'], 500)}")
         if row["checks"]:
             say(f"\n{row['name']}")
             for check in row["checks"]:

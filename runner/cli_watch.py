@@ -17,7 +17,7 @@ from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answ
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.mfu import under_load
-from runner.records import Phase, Run
+from runner.records import GpuState, Phase, Run
 from runner.submitting import known_run
 from runner.text import ago, bpb, clean, one_line, percent, signed, significant, thousands
 
@@ -328,15 +328,26 @@ def gpus(context: typer.Context, json: JsonFlag = False) -> None:
         say("No GPUs known yet; the daemon finds them (`overnight daemon start`).")
         return
     table(
-        ("gpu", "name", "state", "run", "mfu", "util", "memory", "power", "temp", "tok/s", "note"),
+        ("gpu", "name", "state", "run", "mfu", "util", "memory", "power", "temp", "tok/s"),
         [gpu_row(r) for r in rows],
         right="mfu util memory power temp tok/s",
     )
+    notes: dict[str, list[str]] = {}
+    for r in rows:
+        if r["note"]:  # whole and below the table: who holds a card must not be cut off by a narrow terminal
+            notes.setdefault(str(r["note"]), []).append(place_of(r))
+    for note, places in notes.items():
+        say(f"! {', '.join(places)}: {one_line(note, 500)}")
+
+
+def place_of(row: dict[str, Any]) -> str:
+    """`host:index` of a GPU, or the name of a CPU slot."""
+    return str(row["uuid"]) if row["index"] is None else f"{row['host']}:{row['index']}"
 
 
 def gpu_row(row: dict[str, Any]) -> tuple[Any, ...]:
     """One line of the table of GPUs."""
-    sample = row["sample"] or {}
+    sample = (row["sample"] or {}) if row["state"] not in (GpuState.DOWN, GpuState.LOST) else {}  # figures of another time
 
     def amount(key: str, unit: str) -> str:
         value = sample.get(key)
@@ -346,7 +357,7 @@ def gpu_row(row: dict[str, Any]) -> tuple[Any, ...]:
         "-" if sample.get("mem_used_mib") is None else f"{thousands(sample['mem_used_mib'])}/{thousands(sample.get('mem_total_mib'))} MiB"
     )
     return (
-        row["uuid"] if row["index"] is None else f"{row['host']}:{row['index']}",
+        place_of(row),
         row["name"],
         row["state"],
         row["run"],
@@ -357,7 +368,6 @@ def gpu_row(row: dict[str, Any]) -> tuple[Any, ...]:
         "-" if sample.get("power_w") is None else f"{amount('power_w', '')}/{amount('power_limit_w', ' W')}",
         amount("temp_c", "°C"),
         thousands(row["tok_s"]),
-        row["note"],
     )
 
 

@@ -104,13 +104,14 @@ async def reach(engine: Engine) -> HostReport:
     """The host's report once it is connected and its GPUs were read; raises the reason when that takes too long."""
     link = getattr(engine, "link", None)
     deadline = time.monotonic() + CONNECT_LIMIT_S
+    before = link.begun if link is not None else 0  # what an earlier attempt found may have been mended since
     if link is not None:
         link.retry_now()
     while True:
         report = (await engine.capacity())[0]
         if report.up and (report.slots or time.monotonic() > deadline - CONNECT_LIMIT_S + SAMPLES_LIMIT_S):
             return report
-        settled = link is not None and link.error is not None and link.error.code == "host_key"
+        settled = link is not None and link.attempts > before and link.error is not None and link.error.code == "host_key"
         if settled or time.monotonic() > deadline:
             raise (
                 link.error if link is not None and link.error is not None else HostError(report.error or f"{report.host} does not answer.")

@@ -108,7 +108,8 @@ async def gpu_release(desk: Desk, request: Request) -> dict[str, Any]:
         elif used > limit:
             people = (device.sample or {}).get("processes") or []
             by = states.people_words(people) if people else "a process that is not seen from here"
-            desk.roster.set_device(uuid, GpuState.FOREIGN, f"{used} MiB still in use by {by}", holder={"processes": people}, retry_s=15.0)
+            held, retry_s = {"processes": people}, 0.0 if people else 15.0  # when they go is seen; what nobody sees is tried again
+            desk.roster.set_device(uuid, GpuState.FOREIGN, f"{used} MiB still in use by {by}", holder=held, retry_s=retry_s)
             text = f"{uuid} is no longer quarantined, but {used} MiB are still in use by {by}: no run starts there until that is gone."
     telemetry.write_gpus(desk.roster)
     return {"uuid": uuid, "was": was, "state": str(device.state), "reason": reason, "mem_used_mib": used, "text": text}

@@ -114,7 +114,7 @@ def gpu_note(row: Mapping[str, Any]) -> str | None:
     if not row["reason"]:
         return None
     aged = row["state"] in (GpuState.QUARANTINED, GpuState.FOREIGN, GpuState.LOST)
-    return f"{row['reason']}, for {ago(row['since_s'])}" if aged else str(row["reason"])
+    return f"for {ago(row['since_s'])}: {row['reason']}" if aged else str(row["reason"])
 
 
 def quarantine_words(gpu: Gpu) -> str:
@@ -124,11 +124,10 @@ def quarantine_words(gpu: Gpu) -> str:
     people = now if now else holder.get("holders") or []
     pids = ", ".join(f"pid {pid}" for pid in holder.get("pids") or [])
     used = telemetry.get("mem_used_mib")
-    parts = [str(gpu.reason or "no reason known")]
-    parts.append(f"held by {people_words(people) or pids}" if people or pids else "no process is seen to hold it")
+    parts = [f"held by {people_words(people) or pids}" if people or pids else "no process is seen to hold it"]
     if used is not None:
         parts.append(f"{used} MiB in use now")
-    return "; ".join(parts)
+    return "; ".join([*parts, str(gpu.reason or "no reason known")])
 
 
 def people_words(processes: list[dict[str, Any]]) -> str:

@@ -141,7 +141,7 @@ class SshLink:
         self.down_since: float | None = time.time()
         self.connection: asyncssh.SSHClientConnection | None = None
         self.hops: list[asyncssh.SSHClientConnection] = []  # open connections to the jump hosts
-        self.connects = self.calls = 0
+        self.begun = self.attempts = self.connects = self.calls = 0
         self._channel: Channel | None = None
         self._waiting: dict[int, asyncio.Future[tuple[Any, bytes]]] = {}
         self._ids = itertools.count(1)
@@ -180,6 +180,8 @@ class SshLink:
         """Connect, serve until the loss, back off, again."""
         failures = 0
         while True:
+            self._nudge.clear()  # asked for from now on, another attempt follows this one at once
+            self.begun += 1
             try:
                 await self._once()
                 failures = 0
@@ -193,10 +195,10 @@ class SshLink:
                 failures += 1
             finally:
                 self._down()
+                self.attempts += 1
                 self._tried.set()
             wait_s = BACK_OFF_S[min(failures, len(BACK_OFF_S) - 1)] * random.uniform(0.8, 1.2)
             log.info("%s: %s; again in %.1f s", self.host.name, self.error, wait_s)
-            self._nudge.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._nudge.wait(), wait_s)
 

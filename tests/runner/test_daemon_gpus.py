@@ -77,7 +77,7 @@ async def test_memory_that_does_not_come_back_quarantines_the_gpu_until_it_is_re
         await until(lambda: gpu(lab, uuid).state == "quarantined")
         assert "40000 MiB still in use" in (gpu(lab, uuid).reason or "") and gpu(lab, uuid).holder
         shown = next(g for g in queries.gpu_objects(lab) if g["uuid"] == uuid)
-        assert f"pid {os.getppid()}" in shown["note"] and "39000 MiB" in shown["note"] and ", for " in shown["note"]
+        assert f"pid {os.getppid()}" in shown["note"] and "39000 MiB" in shown["note"] and shown["note"].startswith("for ")
         other = (await ended(lab, submit(lab, TAG="x")))[0]
         assert other.gpu_uuid != uuid  # it takes no run
         said = await released(lab, uuid)
@@ -117,7 +117,9 @@ async def test_another_lab_on_the_same_gpus_never_shares_one_and_sees_whose_it_i
             await until(lambda: [g.state for g in rival.store.gpus()] == ["foreign", "foreign"])  # before anything was tried there
             notes = [str(g["note"]) for g in queries.gpu_objects(rival)]
             for note, run_id in zip(sorted(notes, key=lambda n: n.split("run ")[1]), mine, strict=True):
-                assert note.startswith(f"held by another control room: lab {lab.store.meta('lab_id')}, run {run_id}, user ")
+                age, _, who = note.partition(": ")
+                assert age.startswith("for ")
+                assert who.startswith(f"held by another control room: lab {lab.store.meta('lab_id')}, run {run_id}, user ")
                 assert ", pid " in note and ", since " in note
             assert "held by another control room" in overnight(capsys, "--lab", rival.path, "gpus").out
             assert "held by another control room" in "\n".join(once_lines(rival))

@@ -73,7 +73,9 @@ class TestOnHosts:
         assert checks["torch"]["ok"] is False and report["state"] == "unfit" and "set python of gpu1" in report["next"].lower()
         assert [gpu["uuid"] for gpu in report["gpus"]] == ["GPU-1a", "GPU-1b"]
 
-    async def test_check_of_silent_hosts_ends_in_time(self, engines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_check_of_silent_hosts_ends_in_time(
+        self, net: Net, engines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(hostcare, "CONNECT_LIMIT_S", 3.0)
         lab = make_lab(tmp_path)
         config = tmp_path / "config"
@@ -81,6 +83,9 @@ class TestOnHosts:
         down, stranger = await engines(lab, port=2), await engines(lab, 1, config=config)
         one, two = await asyncio.gather(hostcare.check(down.host, down), hostcare.check(stranger.host, stranger))
         assert one["state"] == "down" and "cannot be reached" in one["error"] and by_name(one)["reachable"]["ok"] is False
+        stranger.link.config = [net.config]
+        again = await hostcare.check(stranger.host, stranger)  # the key is trusted now: what was found before does not count
+        assert by_name(again)["reachable"]["ok"] and by_name(again)["host key"]["ok"]
         assert two["state"] == "down" and "SHA256:" in two["error"] and by_name(two)["host key"]["ok"] is False and two["next"]
 
     async def test_setup_with_a_given_python_copies_the_trainer_and_prepares_data(self, net: Net, engines: Any, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_a_quarantine_says_who_holds_the_card_and_how_much_now(tmp_path: Path) -
     assert "no process is seen" in str(states.gpu_now(gpu(), None, lab.policy()).reason)
     assert "pid 5, pid 6" in str(states.gpu_now(gpu(holder={"pids": [5, 6]}), None, lab.policy()).reason)
     note = states.gpu_note({"state": "quarantined", "reason": now.reason, "since_s": 200.0})
-    assert note is not None and note.endswith("for 3 min 20 s")
+    assert note is not None and note.startswith("for 3 min 20 s: ")
     lab.close()
 
 
