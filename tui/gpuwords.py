@@ -19,10 +19,16 @@ def label(gpu: Row, width: int = 24) -> str:
     return crop(safe(gpu.get("host"), 20), width - len(end)) + end
 
 
+def stale(gpu: Row) -> bool:
+    """Whether nothing has been heard of the GPU for so long that its figures must not look alive."""
+    old_s = gpu.get("sample_age_s")
+    return gpu.get("state") in ("lost", "down") or (isinstance(old_s, (int, float)) and old_s > STALE_S)
+
+
 def mfu_text(gpu: Row) -> str:
     """MFU in percent; `?` when the card's peak is not known; suspect figures say so."""
     value = gpu.get("mfu_percent")
-    if gpu.get("state") in ("lost", "down") or (gpu.get("run_object") or {}).get("phase") == "unreachable":
+    if stale(gpu) or (gpu.get("run_object") or {}).get("phase") == "unreachable":
         return "-"
     if isinstance(value, (int, float)):
         return number(value, 1, "%") + ("!" if value > 100 else "")
@@ -31,10 +37,7 @@ def mfu_text(gpu: Row) -> str:
 
 def sample_of(gpu: Row) -> Mapping[str, Any]:
     """The newest sample, empty once it is old: a figure that no longer moves must not look alive."""
-    old_s = gpu.get("sample_age_s")
-    if gpu.get("state") in ("lost", "down") or (isinstance(old_s, (int, float)) and old_s > STALE_S):
-        return {}
-    return gpu.get("sample") or {}
+    return {} if stale(gpu) else gpu.get("sample") or {}
 
 
 def memory_text(gpu: Row) -> str:

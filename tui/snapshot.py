@@ -21,10 +21,13 @@ from runner.keeper import Keeper
 from runner.lab import Lab, open_lab
 from runner.records import Event, Flag, Host, Json, Phase, Wave
 
+from .gpuwords import stale
+
 HISTORY = 240
 CELL_S = 5  # readings in one cell of a history
 PAST_CELLS = 60  # cells read back when the screen opens: five minutes
 SHOWN = 200  # rows of the leaderboard
+AGES = ("age_s", "since_s", "sample_age_s", "unreachable_s")  # seconds in GPU and run objects that grow while nothing happens
 SETTLE_S = 10.0  # the leaderboard is ranked anew at least so often while runs move
 
 Loader = Callable[[Lab], Any]
@@ -211,8 +214,17 @@ class Reader:
     def _read(self, lab: Lab, moved: bool) -> Snapshot:
         now = time.time()
         if not moved and self._last.seen and self._last.problem is None:
-            state = queries.lab_state(lab)
-            return replace(self._last, at=now, state=state, views=self._load(lab, moved), history=self._remember(self._last.gpus))
+            last, passed_s = self._last, now - self._last.at
+            return replace(
+                last,
+                at=now,
+                state=queries.lab_state(lab),
+                gpus=tuple(aged(g, passed_s) for g in last.gpus),
+                live={run: aged(o, passed_s) for run, o in last.live.items()},
+                queue=tuple(aged(o, passed_s) for o in last.queue),
+                views=self._load(lab, moved),
+                history=self._remember(last.gpus),
+            )
         store, state = lab.store, queries.lab_state(lab)
         active = store.active_runs()
         objects = list(zip(active, queries.run_objects(lab, active), strict=True))
@@ -277,9 +289,14 @@ class Reader:
         return out
 
 
+def aged(row: Json, passed_s: float) -> Json:
+    """A row that was not read anew, its ages as of now: without a daemon nothing moves, and what does not move must look old."""
+    return {**row, **{key: row[key] + passed_s for key in AGES if row.get(key) is not None}}
+
+
 def pulse(gpu: Json) -> float | None:
     """What a history shows: MFU; utilisation where the card's peak is not known; tokens a second on a CPU; None while it idles."""
-    if gpu.get("state") in ("lost", "down"):
+    if stale(gpu):
         return None
     speed = gpu.get("tok_s")
     if gpu.get("index") is None:

@@ -15,7 +15,8 @@ from tui import app
 
 def test_the_table_holds_gpus_queue_and_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lab = scenes.busy(tmp_path)
-    assert app.run_once(lab.path) == 0
+    with mock.patch("time.time", lambda: rows.NOW):
+        assert app.run_once(lab.path) == 0
     out = capsys.readouterr().out
     assert "alpha:5" in out and "r0020" in out and "MFU 50.7%" in out
     assert "0.981202" in out and "Queue (9)" in out

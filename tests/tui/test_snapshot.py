@@ -7,12 +7,17 @@ import shutil
 import sqlite3
 import threading
 from pathlib import Path
+from unittest import mock
+
+import pytest
 
 from tests.tui import scenes
 from tests.tui.driving import DEADLINE_S
+from tests.tui.rows import NOW
 from tests.tui.still import snapshot_of
+from tui.gpuwords import mfu_text, note, sample_of
 from tui.hand import Deed, Hand
-from tui.snapshot import Failed, Reader, Snapshot
+from tui.snapshot import Failed, Reader, Snapshot, pulse
 
 
 def test_one_snapshot_holds_the_night(tmp_path: Path) -> None:
@@ -124,3 +129,21 @@ def test_gpus_of_a_removed_host_are_gone(tmp_path: Path) -> None:
     lab.store.upsert_host("beta", state="removed")
     snapshot = snapshot_of(lab)
     assert {g["host"] for g in snapshot.gpus} == {"alpha"} and [h.name for h in snapshot.hosts] == ["alpha"]
+
+
+def test_what_is_not_read_again_grows_old(tmp_path: Path) -> None:
+    """A daemon that died writes nothing more: its last figures must not look alive for the rest of the night."""
+    lab = scenes.busy(tmp_path)
+    reader = Reader(lab.path)
+    with mock.patch("time.time", lambda: NOW):
+        first = reader.take()
+    for later in (NOW + 1, NOW + 2, NOW + 60):
+        with mock.patch("time.time", lambda later=later: later):
+            last = reader.take()
+    before, after = (next({**g, "run_object": s.live[g["run"]]} for g in s.gpus if g["run"] == "r0020") for s in (first, last))
+    assert mfu_text(before) == "50.7%" and sample_of(before)["power_w"] > 0
+    assert mfu_text(after) == "-" and not sample_of(after) and note(after)[0] == "no data for 1m"
+    assert after["since_s"] == pytest.approx(before["since_s"] + 60)
+    assert last.queue[0]["age_s"] == pytest.approx(first.queue[0]["age_s"] + 60)
+    assert pulse(before) is not None and pulse(after) is None, "nor does its history go on"
+    reader._close()
