@@ -7,11 +7,12 @@ from pathlib import Path
 from textual.widgets import Input, Static
 
 from runner.lab import Lab
-from tests.tui import rows
+from tests.tui import rows, scenes
 from tests.tui.driving import confirmed, filled, opened, screen_text, until
 from tui.memory import Memory
 from tui.widgets.dialogs import Confirm, Form
 from tui.widgets.table import Table
+from tui.widgets.view import Lines
 
 
 def last_event(lab: Lab) -> tuple[str, str, str | None, str | None]:
@@ -156,3 +157,14 @@ async def test_an_export_goes_where_one_says_and_overwrites_nothing(lab: Lab, tm
         await pilot.press("e")
         await until(lambda: isinstance(room.screen, Form))
         assert room.screen.query_one("#field-file", Input).value.startswith(f"{tmp_path}/leaderboard-"), "the folder is offered again"
+
+
+async def test_why_a_gpu_takes_no_run_is_told_in_full(tmp_path: Path) -> None:
+    async with opened(scenes.host_down(tmp_path), size=(80, 24)) as (room, pilot):
+        await pilot.press("4")
+        await until(lambda: room.screen.query_one("#hosts", Table).rows)
+        await pilot.pause()
+        told = " ".join(" ".join(line.text for line in room.screen.query_one("#told", Lines).lines).split())
+        assert told.startswith("alpha:3 quarantine: ") and "41 GiB still held by pid 8812 (python) of user mira" in told
+        await pilot.press("r")
+        await until(lambda: isinstance(room.screen, Confirm))

@@ -13,7 +13,8 @@ from runner.lab import Lab
 from runner.records import Host, Json, Request
 
 from ..deeds import WHO
-from ..lines import Line, fit, safe
+from ..gpuwords import label, stage_text
+from ..lines import Line, fit, safe, wrap_words
 from ..snapshot import Snapshot
 from ..tables import HOSTS
 from ..widgets.dialogs import Confirm
@@ -81,12 +82,13 @@ class HostsPage(Page):
             return
         requests = snapshot.views.get("requests")
         self.query_one("#told", Lines).caption(f"What is known of {safe(row['name'], 40)}")
-        self.query_one("#told", Lines).show(host_lines(row, requests if isinstance(requests, list) else [], self.room.now()))
+        told, gpus = self.query_one("#told", Lines), [g for g in snapshot.gpus if g.get("host") == row["name"]]
+        troubles = trouble_lines(gpus, max(20, told.scrollable_content_region.width))
+        told.show(troubles + host_lines(row, requests if isinstance(requests, list) else [], self.room.now()))
         self.query_one("#gpus", Table).show(
             [
                 {**g, "run_object": snapshot.live.get(str(g.get("run"))), "history": snapshot.history.get(str(g.get("uuid")), ())}
-                for g in snapshot.gpus
-                if g.get("host") == row["name"]
+                for g in gpus
             ]
         )
 
@@ -162,6 +164,16 @@ def host_row(host: Host, snapshot: Snapshot, now: float) -> Json:
         "paused": host.paused, "drain": host.drain, "gpus": len(gpus), "busy": sum(1 for g in gpus if g.get("run")),
         "disk_free_mib": host.disk_free_mib, "checked_s": now - host.checked_at if host.checked_at else None,
     }  # fmt: skip
+
+
+def trouble_lines(gpus: list[Json], width: int) -> list[Line]:
+    """Why a GPU takes no run, in full: rows and cards have no room for it."""
+    out: list[Line] = []
+    for gpu in gpus:
+        if gpu.get("state") in ("quarantined", "foreign", "lost"):
+            words = f"{label(gpu)} {stage_text(gpu)[0]}: {safe(gpu.get('note') or gpu.get('reason'), 400)}"
+            out += [Line((row, stage_text(gpu)[1])) for row in wrap_words(words, width)]
+    return out
 
 
 def newest_report(name: str, requests: list[Request]) -> tuple[Request, Json] | None:
