@@ -80,7 +80,14 @@ class LocalEngine:
             if self._sampler.returncode is None and self._sampler.stdin:
                 self._sampler.stdin.close()
         await self._sampler.wait()
+        self._let_go()
         return spoke
+
+    def _let_go(self) -> None:
+        """Close our ends of the sampler's pipes: a child of it that hangs in the driver may hold the others for ever."""
+        transport = getattr(self._sampler, "_transport", None)  # asyncio has no public way to it
+        if transport is not None:
+            transport.close()
 
     async def capacity(self) -> list[HostReport]:
         """This machine's report; the very first call gives the sampler a moment to speak."""
@@ -200,3 +207,4 @@ class LocalEngine:
             except asyncio.TimeoutError:
                 self._sampler.kill()
                 await self._sampler.wait()
+        self._let_go()

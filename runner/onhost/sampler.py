@@ -83,7 +83,8 @@ class Child:
         if self.pid == 0:
             try:
                 os.close(self.out)
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+                os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+                os.dup2(0, 1)  # hung in the driver, it must not keep our stdout open after we have gone
                 produce(theirs, interval_s)
             except BrokenPipeError:
                 pass  # the parent is gone

@@ -14,7 +14,7 @@ import pytest
 from runner import queries
 from runner.daemonctl import daemon_status, stop_daemon
 from runner.lab import Lab, open_lab
-from tests.runner.commands import program
+from tests.runner.commands import program, started
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -60,12 +60,12 @@ def wait_for(lab_path: Path, enough: int, deadline_s: float = 40) -> Lab:
 
 def test_an_interrupted_demo_goes_on_and_a_finished_one_starts_afresh(folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-I", "-m", "runner.cli", "demo", "--simulate", "--folder", str(folder)]
-    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    lab = wait_for(folder / "lab", 3)
-    before = [r.id for r in lab.store.runs()]
-    lab.close()
-    first.send_signal(signal.SIGINT)
-    assert first.wait(20) == 130
+    with started(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as first:
+        lab = wait_for(folder / "lab", 3)
+        before = [r.id for r in lab.store.runs()]
+        lab.close()
+        first.send_signal(signal.SIGINT)
+        assert first.wait(60) == 130
     again = program("demo", "--simulate", "--folder", folder, cwd=tmp_path)
     assert again.code == 0 and "going on where it was" in again.out
     lab = open_lab(folder / "lab")

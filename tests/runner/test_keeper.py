@@ -18,7 +18,7 @@ from runner.keeper import STOPPED, Keeper
 from runner.lab import Lab
 from runner.onhost import locks
 from runner.records import Submission
-from tests.runner.commands import overnight
+from tests.runner.commands import overnight, started
 from tests.runner.daemons import fake_lab, kill_daemon, local_lab, until
 from tests.runner.labs import make_lab
 from tui.snapshot import Reader
@@ -92,27 +92,26 @@ def test_waiting_for_a_slot_that_another_lab_has_says_so(tmp_path: Path) -> None
     held.write_notes(**locks.who("another lab", "r0009"))
     words = [sys.executable, "-I", "-m", "runner.cli", "--lab", str(lab.path), "run", "--wait"]
     env = {**os.environ, "OVERNIGHT_LOCK_DIR": str(tmp_path / "locks")}
-    waiting = subprocess.Popen(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        assert waiting.stderr is not None
-        said = next((line for line in waiting.stderr if line.startswith("waiting:")), "")
-        assert "here:cpu is foreign: held by another control room: lab another lab, run r0009" in said
-    finally:
-        held.release()
-        daemonctl.stop_daemon(lab)
-        waiting.kill()
-        waiting.communicate()
-        lab.close()
+    with started(words, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as waiting:
+        try:
+            assert waiting.stderr is not None
+            said = next((line for line in waiting.stderr if line.startswith("waiting:")), "")
+            assert "here:cpu is foreign: held by another control room: lab another lab, run r0009" in said
+        finally:
+            held.release()
+            daemonctl.stop_daemon(lab)
+    lab.close()
 
 
 def test_waiting_for_a_run_survives_the_death_of_the_daemon(lab: Lab, tmp_path: Path) -> None:
     lab.hosts_file.write_text(lab.hosts_file.read_text().replace("speed = 300", "speed = 10"))
     words = [sys.executable, "-I", "-m", "runner.cli", "--lab", str(lab.path), "run", "--wait", "--json"]
-    waiting = subprocess.Popen(words, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 30
-    while not lab.store.count_runs("phase = 'running'"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    os.kill(daemonctl.daemon_pid(lab) or 0, signal.SIGKILL)
-    out, err = waiting.communicate(timeout=60)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(words, cwd=tmp_path, text=True, **pipes) as waiting:
+        deadline = time.monotonic() + 60
+        while not lab.store.count_runs("phase = 'running'"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(daemonctl.daemon_pid(lab) or 0, signal.SIGKILL)
+        out, err = waiting.communicate(timeout=100)
     assert waiting.returncode == 0 and '"completed"' in out, err

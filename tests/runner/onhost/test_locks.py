@@ -6,11 +6,15 @@ import errno
 import os
 import subprocess
 import sys
+import threading
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.onhost import files, locks, rundirs
+from tests.runner.commands import started
 from tests.runner.onhost.rig import Rig, until
 
 ONHOST_PARENT = str(Path(rundirs.__file__).parents[1])
@@ -158,15 +162,40 @@ def test_a_file_system_without_locks_does_not_look_like_a_held_lock(tmp_path: Pa
         files.try_lock(file.fileno(), patience_s=5)
 
 
-def as_user(uid: int, lock_dir: Path, action: str) -> subprocess.Popen[str]:
+def test_looking_whether_a_lock_is_held_refuses_no_run_and_no_other_look(tmp_path: Path) -> None:
+    """Every control room looks at every lock once a second; each look has the lock for some microseconds."""
+    folder, stop = str(tmp_path / "locks"), threading.Event()
+    locks.GpuLocks(folder, ["GPU-a"]).release()
+    seen: list[object] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.append(locks.holder(folder, "GPU-a"))
+
+    lookers = [threading.Thread(target=look) for _ in range(2)]
+    for thread in lookers:
+        thread.start()
+    try:
+        for _ in range(200):
+            mine = locks.GpuLocks(folder, ["GPU-a"])
+            assert mine.try_take()
+            mine.release()
+    finally:
+        stop.set()
+        for thread in lookers:
+            thread.join()
+    assert len(seen) > 100
+    assert locks.holder(folder, "GPU-a") is None
+
+
+def as_user(uid: int, lock_dir: Path, action: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """A process of another account that works with the GPU's lock."""
     code = (
         f"import os, sys; sys.path.insert(0, {ONHOST_PARENT!r}); from onhost import locks; os.setgid({uid}); os.setuid({uid})\n"
         f"l = locks.GpuLocks({str(lock_dir)!r}, ['GPU-a']); print(l.try_take(), flush=True)\n{action}"
     )
-    return subprocess.Popen(
-        [sys.executable, "-I", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return started([sys.executable, "-I", "-c", code], text=True, **pipes)
 
 
 @pytest.mark.parametrize("protection", [0, 2])
@@ -183,13 +212,15 @@ def test_two_users_share_one_lock_folder_whatever_the_kernel_protects(tmp_path: 
         pytest.skip("fs.protected_regular cannot be set here")
     try:
         lock_dir = tmp_path / "locks"
-        one = as_user(65534, lock_dir, "sys.stdin.readline()") if lock_dir.mkdir() or lock_dir.chmod(0o1777) is None else None
-        assert one and one.stdout and one.stdin and one.stdout.readline() == "True\n"
-        two = as_user(1234, lock_dir, "")
-        assert two.communicate(timeout=10)[0] == "False\n"
-        mine = locks.GpuLocks(str(lock_dir), ["GPU-a"])
-        assert mine.try_take() is False
-        one.communicate("\n", timeout=10)
+        lock_dir.mkdir()
+        lock_dir.chmod(0o1777)
+        with as_user(65534, lock_dir, "sys.stdin.readline()") as one:
+            assert one.stdout and one.stdout.readline() == "True\n"
+            with as_user(1234, lock_dir, "") as two:
+                assert two.communicate(timeout=10)[0] == "False\n"
+            mine = locks.GpuLocks(str(lock_dir), ["GPU-a"])
+            assert mine.try_take() is False
+            one.communicate("\n", timeout=10)
         assert mine.try_take() is True
         mine.release()
     finally:
