@@ -12,6 +12,7 @@ from mcp_server.reads import cause_words
 from runner import news, queries
 from runner.lab import Lab
 from runner.records import Outcome, Run, Wave
+from runner.research.classes import gpu_of
 from runner.research.effects import Analysis, Interaction
 from runner.research.waves import analyse_wave, heat_map, score
 
@@ -88,7 +89,8 @@ def heat_table(lab: Lab, wave: Wave, analysis: Analysis) -> tuple[str, Table] | 
     down, across = sorted(wave.factors, key=lambda name: -gains.get(name, 0.0))[:2]
     heat = heat_map(lab, wave.id, down, across)
     columns = [down, *(f"{across}={cell(level)}" for level in heat.columns)]
-    return "mean_val_bpb", Table(columns, [[level, *values] for level, values in zip(heat.rows, heat.values, strict=True)])
+    others = f" (on {gpu_of(heat.class_key)}; {heat.left_out} results of other classes are not in it)" if heat.left_out else ""
+    return f"mean_val_bpb{others}", Table(columns, [[level, *values] for level, values in zip(heat.rows, heat.values, strict=True)])
 
 
 def next_step(analysis: Analysis) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from runner import queries
 from runner.lab import Lab
 from runner.records import Json
+from runner.research.classes import gpu_of
 from runner.research.effects import Analysis
 from runner.research.waves import HeatMap, analyse_wave, heat_map
 
@@ -98,6 +99,9 @@ def heat_lines(view: WaveView, width: int) -> list[Line]:
         for column, value in list(zip(heat.columns, row, strict=True))[:room]:
             line.extend(_empty(view, level, column) if value is None else _cell(value, real)).add(" ")
         out.append(line)
+    if heat.left_out:
+        words = f"on {gpu_of(heat.class_key)}; {plural(heat.left_out, 'result')} of other classes cannot be compared with these"
+        out += [Line((row, "warn")) for row in wrap_words(words, width)]
     pairs = len(factor_pairs(view.wave["factors"]))
     if pairs > 1:
         out.append(Line((f"v: the next of {pairs} pairs", "muted")))
@@ -120,7 +124,9 @@ def _empty(view: WaveView, row: Any, column: Any) -> list[Span]:
         return [(fit("·", CELL, "right"), "track")]
     if any(r.get("phase") != "ended" for r in runs):
         return [(fit("to come", CELL, "right"), "muted")]
-    failed = [str(r.get("outcome")) for r in runs]
+    failed = [str(r.get("outcome")) for r in runs if r.get("val_bpb") is None]
+    if not failed:
+        return [(fit("elsewhere" if any(r.get("class") != heat.class_key for r in runs) else "in doubt", CELL, "right"), "muted")]
     return [(fit(max(set(failed), key=failed.count).replace("_", " "), CELL, "right"), "bad")]
 
 

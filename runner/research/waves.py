@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,10 @@ UNRUN = "waiting"
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Mean values over two factors; None where nothing finished. `values[i][j]` belongs to `rows[i]` and `columns[j]`."""
+    """Mean values over two factors in one class; None where nothing finished. `values[i][j]` belongs to `rows[i]` and `columns[j]`.
+
+    `class_key` is the class with most results; `left_out` counts results of other classes, which cannot be compared with these.
+    """
 
     row_factor: str
     column_factor: str
@@ -26,6 +30,8 @@ class HeatMap:
     columns: list[Any]
     values: list[list[float | None]]
     counts: list[list[int]]
+    class_key: str = ""
+    left_out: int = 0
 
 
 def results_of(lab: Lab, wave: Wave) -> list[Result]:
@@ -110,7 +116,7 @@ def pooled_of(floors: list[Noise]) -> Noise:
 
 
 def heat_map(lab: Lab, wave_id: str, row_factor: str, column_factor: str) -> HeatMap:
-    """Mean values of a wave over two of its factors. Raised: UnknownName for a wave or factor that does not exist."""
+    """Mean values of a wave over two of its factors, in the class with most results. Raised: UnknownName for a wave or factor."""
     wave = lab.store.wave(wave_id)
     if wave is None:
         raise UnknownName("wave", wave_id, [w.id for w in lab.store.waves(50)])
@@ -119,8 +125,11 @@ def heat_map(lab: Lab, wave_id: str, row_factor: str, column_factor: str) -> Hea
             raise UnknownName("factor", name, wave.factors, where=f"wave {wave_id}")
     rows, columns = wave.factors[row_factor], wave.factors[column_factor]
     found: dict[tuple[str, str], list[float]] = {}
-    for r in results_of(lab, wave):
-        if r.value is not None:
+    valued = [r for r in results_of(lab, wave) if r.value is not None]
+    classes = Counter(r.block for r in valued).most_common(1)
+    own = classes[0][0] if classes else ""
+    for r in valued:
+        if r.block == own and r.value is not None:
             found.setdefault((key(r.cell.get(row_factor)), key(r.cell.get(column_factor))), []).append(r.value)
     cells = [[found.get((key(a), key(b)), []) for b in columns] for a in rows]
     return HeatMap(
@@ -130,4 +139,6 @@ def heat_map(lab: Lab, wave_id: str, row_factor: str, column_factor: str) -> Hea
         list(columns),
         [[sum(c) / len(c) if c else None for c in line] for line in cells],
         [[len(c) for c in line] for line in cells],
+        own,
+        sum(r.block != own for r in valued),
     )

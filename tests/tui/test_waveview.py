@@ -1,0 +1,45 @@
+"""The heat map of a wave: one class on one scale, and each cell without a value says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from runner.lab import Lab
+from tests.tui import rows, scenes
+from tests.tui.rows import CLASS_H200, H200
+from tui.waveview import WaveLoader, heat_lines
+
+
+def wave_of(lab: Lab, cells: list[tuple[Any, ...]]) -> str:
+    """A wave of (rate, depth, val, how) cells."""
+    wave = lab.store.insert_wave(
+        created_at=rows.NOW, kind="grid", title="t", hypothesis=None, base_sha="x", base_run=None,
+        factors={"RATE": [0.1, 0.2, 0.3], "DEPTH": [6, 8]}, repeats=1, budget_s=300.0, agent="cli",
+    )  # fmt: skip
+    for rate, depth, val, how in cells:
+        facts = {"wave_id": wave, "cell": {"RATE": rate, "DEPTH": depth}}
+        if how.get("phase"):
+            rows.add_run(lab, **facts, **how)
+        else:
+            rows.ended(lab, val, at=10, **facts, **how)
+    return wave
+
+
+def test_results_of_two_classes_do_not_share_a_scale(tmp_path: Path) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    wave = wave_of(
+        lab,
+        [
+            (0.1, 6, 1.00, {}), (0.2, 6, 0.98, {}), (0.2, 8, 0.50, {"gpu": H200}), (0.1, 8, None, {"cause": "oom"}),
+            (0.3, 6, None, {"phase": "queued"}), (0.3, 8, 0.2, {"trust_why": "held: too good"}),
+        ],
+    )  # fmt: skip
+    view = WaveLoader(wave)(lab)
+    assert view.heat is not None and view.heat.left_out == 1 and view.heat.class_key != CLASS_H200
+    shown = [line.text for line in heat_lines(view, 60)]
+    assert "1.0000" in shown[2] and "crashed" in shown[2]
+    assert "█  0.9800" in shown[3] and "elsewhere" in shown[3], "the best of this class is the darkest, whatever another card reached"
+    assert "to come" in shown[4] and "in doubt" in shown[4]
+    assert "0.5000" not in "".join(shown)
+    assert "1 result of other classes cannot be compared" in " ".join(shown)
