@@ -270,8 +270,18 @@ class ControlRoom(App[None]):
             self.open_run(subject)
         elif subject[:1] == "w" and subject[1:].isdigit():
             self.open_wave(subject)
+        elif (host := self._host_of(subject)) is not None:
+            from .screens.hosts import HostsPage
+
+            self.push_screen(HostsPage(host))
         else:
             self.say(f"{safe(subject, 40)} has no page of its own")
+
+    def _host_of(self, subject: str) -> str | None:
+        """The host that a subject is, or that holds it as a GPU."""
+        if any(h.name == subject for h in self.snapshot.hosts):
+            return subject
+        return next((str(g.get("host")) for g in self.snapshot.gpus if g.get("uuid") == subject), None)
 
     async def action_back(self) -> None:
         """Take the marks away, else go back one page; at the first nothing happens."""

@@ -9,6 +9,7 @@ from textual._compositor import Compositor
 
 from runner.lab import Lab
 from tests.tui.driving import opened, screen_text, until
+from tui.screens.hosts import HostsPage
 from tui.screens.page import Page
 from tui.screens.run import RunPage
 from tui.screens.wave import WavePage
@@ -210,3 +211,16 @@ async def test_a_sort_is_seen_also_where_there_is_no_heading(lab: Lab) -> None:
         await pilot.press("S")
         await pilot.pause()
         assert wall.rows[0]["host"] == "beta" and "by GPU ▾" in screen_text(room)
+
+
+async def test_an_event_about_a_host_or_its_gpu_opens_the_host(lab: Lab) -> None:
+    lab.store.raise_flag("beta", "disk_low", "bad", "12 MiB free")
+    async with opened(lab) as (room, pilot):
+        for subject, host in (("beta", "beta"), ("GPU-beta-03", "beta"), ("alpha", "alpha")):
+            room.open_subject({"subject": subject})
+            await until(lambda: isinstance(room.screen, HostsPage))
+            await pilot.pause()
+            assert room.screen.query_one("#hosts", Table).cursor_key == host
+            await pilot.press("escape")
+        room.open_subject({"subject": "lab"})
+        assert "no page of its own" in room._message[0]

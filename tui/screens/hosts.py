@@ -54,6 +54,10 @@ class HostsPage(Page):
     HostsPage #gpus { height: 3fr; }
     """
 
+    def __init__(self, host: str | None = None) -> None:
+        super().__init__()
+        self._first = host  # where the cursor begins
+
     def body(self) -> Iterable[Widget]:
         """Hosts, what is known of the one under the cursor, its GPUs."""
         yield Table(HOSTS, key="name", id="hosts", title="Hosts", empty="no host is known yet: hosts.toml names them")
@@ -73,6 +77,8 @@ class HostsPage(Page):
     def show_body(self, snapshot: Snapshot) -> None:
         """The three panes."""
         table = self.query_one("#hosts", Table)
+        if self._first is not None:
+            table.cursor_key, self._first = self._first, None
         table.show([host_row(h, snapshot, self.room.now()) for h in snapshot.hosts])
         self._tell(snapshot)
 

@@ -187,7 +187,7 @@ class Page(RunDeeds, Worded):
 
     def _why_not(self, binding: Binding) -> str:
         """Why a key does nothing here."""
-        if self.room.readonly:
+        if self.room.readonly and binding.action.split("(")[0] not in UNASKED:
             return f"{binding.description}: this screen was opened read-only. Open it without --readonly to change anything."
         ids = self.targets()
         if not ids:
