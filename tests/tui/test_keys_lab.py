@@ -69,6 +69,19 @@ async def test_hosts_page_verbs(lab: Lab) -> None:
         await until(lambda: [r.verb for r in lab.store.requests("asked")] == ["hosts_check", "host_setup"])
 
 
+async def test_hosts_page_says_what_keeps_runs_away_and_which_host_drains(lab: Lab) -> None:
+    text = lab.hosts_file.read_text().replace('[[host]]\nname = "beta"\nkind = "ssh"\n', "")
+    text = text.replace('name = "alpha"\n', 'name = "alpha"\nmin_free_disk_mib = 900000\n')
+    lab.hosts_file.write_text(text)
+    lab.accept(text)
+    async with opened(lab, size=(160, 40)) as (room, pilot):
+        await pilot.press("4")
+        await until(lambda: room.screen.query_one("#hosts", Table).rows)
+        shown = screen_text(room)
+        assert "its disk is below the floor (812000 MiB free, floor 900000 MiB)" in shown
+        assert "draining" in shown and "it is no longer in hosts.toml" in shown
+
+
 async def test_hosts_page_shows_what_a_check_found(lab: Lab) -> None:
     report = {
         "name": "beta", "kind": "ssh", "state": "unfit", "error": "torch cannot be imported", "next": "Set it up: I.",
