@@ -87,6 +87,8 @@ def advice(host: HostPolicy, bad: Check | None) -> str:
     """The next thing to try."""
     if bad is None:
         return ""
+    if bad["name"] in ("python", "torch", "attention") and host.kind == "local":
+        return f"Set python of {host.name} in hosts.toml to one that can do this; as it is, runs use the one Overnight runs with."
     if bad["name"] in ("python", "torch", "attention") and host.python is not None:
         return (
             f"Set python of {host.name} in hosts.toml to an interpreter that can do this, or leave it out: `hosts setup` makes a venv then."

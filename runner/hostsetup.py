@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import tempfile
+from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from runner.engines.ssh import SshEngine
 from runner.errors import HostError, RequestError
 from runner.launch import IMPORTS_TORCH
 from runner.materialise import materialise
+from runner.text import clean
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -48,7 +50,7 @@ async def setup(host: HostPolicy, engine: Engine | None, progress: Callable[[str
     host is fit then is hostcare.check's to say.
     """
     if isinstance(engine, LocalEngine):
-        raise RequestError(f"{host.name} is this machine.", next_step="`make demo` or `pip install overnight[trainer]` sets it up.")
+        return await prepare_here(host, engine, progress)
     if not isinstance(engine, SshEngine):
         raise RequestError(f"{host.name} is of kind {host.kind}, which needs no setup.", next_step="")
     progress("connecting")
@@ -72,6 +74,37 @@ async def setup(host: HostPolicy, engine: Engine | None, progress: Callable[[str
             progress(f"again, after: {problem.message}")
             await connected(host, engine)
     return await follow(host, engine, run_id, progress)
+
+
+async def prepare_here(host: HostPolicy, engine: LocalEngine, progress: Callable[[str], None]) -> dict[str, Any]:
+    """This machine: the trainer and its python are in place already, so only the data is prepared, in the trainer's own folder."""
+    trainer, info = engine.lab.policy().trainer, engine.info()
+    python, tail = str(info["python"]), deque[str](maxlen=40)
+    done = {"host": host.name, "python": python, "notes": [], "log": []}
+    if not trainer.data_command:
+        return {**done, "steps": ["nothing to do: hosts.toml names no data_command"]}
+    step = f"preparing data and tokenizer in {info['data_dir']}"
+    progress(step)
+    env = {**info["environment"], "OVERNIGHT_DATA": str(info["data_dir"]), "PYTHONUNBUFFERED": "1", **host.env}
+    words = [word.replace("{python}", python) for word in trainer.data_command]
+    pipes: dict[str, Any] = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.STDOUT}
+    try:
+        process = await asyncio.create_subprocess_exec(*words, cwd=trainer.folder, env=env, **pipes)
+    except OSError as problem:
+        raise HostError(f"Preparing the data failed: {words[0]}: {problem.strerror}.", next_step="See [trainer] data_command.") from problem
+    assert process.stdout
+    try:
+        while piece := await process.stdout.read(1 << 16):
+            tail.extend(clean(piece.decode("utf-8", "replace")).splitlines())
+        code = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if code:
+        last = "\n".join(list(tail)[-12:])
+        raise HostError(f"Preparing the data failed ({' '.join(words)} ended with {code}).", next_step=f"The last lines:\n{last}")
+    return {**done, "steps": [step], "log": list(tail)}
 
 
 async def connected(host: HostPolicy, engine: SshEngine) -> None:

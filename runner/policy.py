@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -206,7 +207,7 @@ class _Reader:
         entries = raw.get("host", [{"name": "local"}])
         if not isinstance(entries, list) or not all(isinstance(h, dict) for h in entries):
             raise self.fail("", "host", "must be a list of tables", "[[host]]")
-        hosts = [self.host(entry, n) for n, entry in enumerate(entries, 1)]
+        hosts = [self.host(entry, n, root) for n, entry in enumerate(entries, 1)]
         names = [h.name for h in hosts]
         for name in names:
             if names.count(name) > 1:
@@ -326,13 +327,15 @@ class _Reader:
             raise self.fail("policy", "tag", f"is {limits.tag!r}", "letters, digits, dot, dash and underscore")
         return limits
 
-    def host(self, table: dict[str, Any], number: int) -> HostPolicy:
+    def host(self, table: dict[str, Any], number: int, root: Path) -> HostPolicy:
         section = f"host #{number}"
         if "name" not in table:
             raise self.fail(section, "name", "is missing", "a short name for the host")
         if isinstance(table.get("jump"), str):
             table = {**table, "jump": [table["jump"]]}
         host = HostPolicy(**self.read(section, table, HostPolicy))
+        if host.kind == "local" and host.python and "/" in host.python:  # as people name a venv: beside hosts.toml, or from ~
+            host = dataclasses.replace(host, python=os.path.normpath(root / Path(host.python).expanduser()))
         if not NAME_FORM.fullmatch(host.name):
             raise self.fail(section, "name", f"is {host.name!r}", "letters, digits, dot, dash and underscore, at most 63")
         if host.kind in KINDS_NOT_YET:

@@ -198,10 +198,24 @@ async def test_check_without_an_engine_is_a_sentence() -> None:
     assert report["state"] == "down" and "no engine" in report["error"]
 
 
-async def test_setup_of_this_machine_is_refused(tmp_path: Path) -> None:
-    lab = make_lab(tmp_path)
-    with pytest.raises(RequestError, match="this machine"):
-        await hostsetup.setup(HostPolicy("here"), LocalEngine(lab, HostPolicy("here")), lambda text: None)
+async def test_setup_of_this_machine_prepares_the_data_and_sees_that_it_is_fit(tmp_path: Path) -> None:
+    write_trainer(tmp_path, "print('preparing'); open(os.path.join(os.environ['OVERNIGHT_DATA'], 'tokens.bin'), 'w').write('x')")
+    lab = relabel(tmp_path)
+    told: list[str] = []
+    engine = LocalEngine(lab, HostPolicy("here", gpus=[], min_free_disk_mib=1))
+    done = await hostcare.setup(engine.host, engine, told.append)
+    assert (lab.data_dir / "tokens.bin").read_text() == "x" and done["log"] == ["preparing"] and "here is ready" in done["text"]
+    assert "preparing data" in told[0] and by_name(done)["data"]["ok"]
+    (tmp_path / "trainer" / "prepare.py").write_text("raise SystemExit('no corpus here')")
+    with pytest.raises(HostError, match="Preparing the data failed") as failure:
+        await hostsetup.setup(engine.host, engine, told.append)
+    assert "no corpus here" in failure.value.next_step
+    lab.close()
+
+
+async def test_a_kind_that_needs_no_setup_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="needs no setup"):
+        await hostsetup.setup(HostPolicy("sim", kind="fake"), None, lambda text: None)
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,15 @@ def test_a_key_file_that_is_not_there_is_refused_when_the_file_is_taken_over_and
     assert load_policy(path).hosts[0].identity == str(key)  # a lab whose key went away stays readable
 
 
+def test_a_local_python_may_be_named_from_beside_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "hosts.toml"
+    beside = (".venv/bin/python", f"{tmp_path}/.venv/bin/python")
+    for words, found in (beside, ("python3.12", "python3.12"), ("/usr/bin/python3", "/usr/bin/python3")):
+        path.write_text(f'[[host]]\nname = "a"\npython = "{words}"\n')
+        assert load_policy(path).hosts[0].python == found
+        assert load_policy(tmp_path / "lab.toml", text=path.read_text(), root=tmp_path).hosts[0].python == found
+
+
 def test_a_looser_edit_waits_for_a_human(tmp_path: Path) -> None:
     lab = make_lab(tmp_path, policy="max_runs = 5")
     hosts = tmp_path / "hosts.toml"
