@@ -197,4 +197,5 @@ def _legend(series: Sequence[Series], margin: int, width: int, x_name: str) -> L
     for s in series:
         line.add("━ " if not s.marks else "• ", s.style).add(s.name + "   ", "muted")
     room = width - line.width - 1
-    return line.add(fit(x_name, room, "right"), "muted") if room >= len(x_name) else line
+    told = x_name if len(x_name) <= room else x_name.split(" ")[0]
+    return line.add(fit(told, room, "right"), "muted") if room >= len(told) else line

@@ -101,6 +101,8 @@ class RunLoader:
         return self._curves[run.id]
 
     def _diff(self, lab: Lab, other: Run | None, run: Run) -> str:
+        if other is None and self.diff_with:
+            return f"There is no run {safe(self.diff_with, 40)!r} to compare with. B names another; an empty name is the parent again."
         if other is None:
             text, against = compare.diff_of(lab, run)
             return text or f"the source is {against}"

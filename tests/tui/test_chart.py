@@ -72,3 +72,8 @@ def test_the_x_axis_is_labelled_where_its_values_lie() -> None:
     places = [axis.index(t) + (0 if t == "0.00" else len(t) / 2) for t in ("0.25", "0.50", "0.75")]
     assert [(p - 10) / 69 for p in places] == pytest.approx([0.25, 0.5, 0.75], abs=0.03) and axis.rstrip().endswith("1.00")
     assert lines[-1].text.endswith("share of the budget")
+
+
+def test_a_narrow_chart_still_names_its_unit() -> None:
+    lines = draw([Series("a curve with a name", [(0.0, 1.0), (1.0, 2.0)])], 44, 12, x_name="minutes since the first result")
+    assert lines[-1].text.endswith("minutes") and lines[-1].width <= 44

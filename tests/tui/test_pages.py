@@ -8,7 +8,7 @@ import pytest
 from textual._compositor import Compositor
 
 from runner.lab import Lab
-from tests.tui.driving import opened, screen_text, until
+from tests.tui.driving import filled, opened, screen_text, until
 from tui.screens.hosts import HostsPage
 from tui.screens.page import Page
 from tui.screens.run import RunPage
@@ -224,3 +224,15 @@ async def test_an_event_about_a_host_or_its_gpu_opens_the_host(lab: Lab) -> None
             await pilot.press("escape")
         room.open_subject({"subject": "lab"})
         assert "no page of its own" in room._message[0]
+
+
+async def test_a_comparison_with_a_run_that_is_not_there_says_so(lab: Lab) -> None:
+    async with opened(lab) as (room, pilot):
+        room.open_run("r0008")
+        await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+        await pilot.press("B")
+        await filled(room, pilot, "r9999")
+        await until(lambda: "There is no run 'r9999' to compare with" in screen_text(room))
+        await pilot.press("B")
+        await filled(room, pilot, "R0005")
+        await until(lambda: "the sources are the same" in screen_text(room) and "against r0005" in screen_text(room))

@@ -191,7 +191,7 @@ class RunPage(Page):
 
         def take(got: dict[str, str] | None) -> None:
             if got is not None:
-                self.loader.diff_with = got["run"] or None
+                self.loader.diff_with = got["run"].lower() or None
                 self.room.source.poke()
                 self.action_below("diff")
 
