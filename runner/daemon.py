@@ -26,7 +26,7 @@ from runner.engines import make_engine
 from runner.engines.base import Engine, State
 from runner.errors import DaemonError, LabError, OvernightError, PolicyError
 from runner.lab import Lab, open_lab
-from runner.records import Outcome, Phase, Severity
+from runner.records import HostState, Outcome, Phase, Severity
 from runner.research import lineage
 from runner.roster import Roster, Track
 from runner.watch import Watch
@@ -45,6 +45,7 @@ TIDY_S = 20.0
 WATCH_RUNS_S = 1.0
 LOG_BYTES = 8 << 20
 PROBES = 25
+NOBODY_ASKS = "it is no longer in hosts.toml, and nobody connects to it"
 log = logging.getLogger("overnight.daemon")
 
 
@@ -286,8 +287,11 @@ class Daemon:
             if gpu.host not in wanted and gpu.host not in self.roster.hosts and not self.roster.on_host(gpu.host):
                 self.roster.store.delete_gpu(gpu.uuid)
         for host in self.roster.store.hosts():
-            if host.name not in wanted and host.name not in self.roster.hosts and host.state != "removed":
-                self.roster.store.upsert_host(host.name, state="removed", since=time.time())
+            if host.name in wanted or host.name in self.roster.hosts:
+                continue
+            state, error = (HostState.DOWN, NOBODY_ASKS) if self.roster.on_host(host.name) else (HostState.REMOVED, None)
+            if host.state != state:
+                self.roster.store.upsert_host(host.name, state=state, since=time.time(), error=error)
 
     async def drop_engine(self, name: str) -> None:
         """Stop following a host and close its engine."""

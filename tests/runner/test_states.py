@@ -136,6 +136,23 @@ async def test_a_cancel_gives_up_a_run_on_a_removed_host_that_is_out_of_reach(tm
     lab.close()
 
 
+async def test_a_host_removed_while_no_daemon_ran_is_shown_as_long_as_a_run_may_be_there(tmp_path: Path) -> None:
+    lab = fake_lab(tmp_path, host=TWO)
+    async with serving(lab):
+        run_id = submit(lab)
+        await until(lambda: phase(lab, run_id) == "running")
+    edit(lab, '[[host]]\nname = "sim"\nkind = "fake"\ntypes = {H100 = 2}\nspeed = 1\n', "")
+    async with serving(lab):
+        await until(lambda: phase(lab, run_id) == "unreachable")
+        sim = next(h for h in queries.host_objects(lab) if h["name"] == "sim")
+        assert sim["state"] == "down" and "nobody connects to it" in sim["error"]
+        assert {g["state"] for g in shown(lab).values() if g["host"] == "sim"} == {"down"}
+        verbs.cancel(lab, [run_id], who="cli")
+        await ended(lab, run_id)
+        await until(lambda: [h["name"] for h in queries.host_objects(lab)] == ["sim2"])
+    lab.close()
+
+
 async def test_a_full_disk_is_said_wherever_the_host_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lab = fake_lab(tmp_path, host="types = {H100 = 1}\nspeed = 300\nmin_free_disk_mib = 1000000000\n")
     async with serving(lab):
