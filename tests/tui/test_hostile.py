@@ -8,6 +8,7 @@ import pytest
 
 from tests.tui import rows, scenes
 from tests.tui.driving import opened, screen_text, until
+from tests.tui.still import snapshot_of
 from tui.screens.run import RunPage
 from tui.screens.wave import WavePage
 from tui.widgets.gpus import card
@@ -112,3 +113,15 @@ async def test_a_cpu_slot_shows_its_speed_and_an_unknown_card_its_use(tmp_path: 
         unknown = "\n".join(line.text for line in card(wall.rows[-1] if wall.rows[-1]["index"] == 0 else wall.rows[0], 40, False))
         assert "?" in unknown and "MFU" not in unknown
         room.screen.query_one(GpuWall).set_mode("rows", 1)
+
+
+def test_a_card_that_somebody_else_has_says_who(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+    gpu = lab.store.gpus()[15]
+    words = "held by another control room: lab 3339699bb12c, run r0007, user mira, pid 7271, since 20:33:34"
+    lab.store.upsert_gpu(gpu.uuid, state="foreign", reason=words, run_id=None)
+    row = next(g for g in snapshot_of(lab).gpus if g["uuid"] == gpu.uuid)
+    text = " ".join(line.text.strip("│╭╮╰╯─ ") for line in card(row, 44, False))
+    for word in ("another control room", "lab 3339699bb12c", "run r0007", "mira", "pid 7271", "20:33:34", "foreign for"):
+        assert word in text
+    assert all(line.width == 44 for line in card(row, 44, False)) and len(card(row, 44, False)) == 6

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from ..gpuwords import eta, figure, heat, history, label, memory_text, mfu_text, note, power_text, sample_of, stage_text, steady
-from ..lines import Line, bar, crop, fit, safe
+from ..lines import Line, bar, crop, fit, safe, wrap_words
 from ..words import GPU_GLYPHS, age, number, rate, short_gpu
 from .table import Column, Row
 
+TROUBLED = ("quarantined", "lost", "foreign", "down", "held")
 CARD_HIGH = 6
 CARD_WIDE = 34
 ROW_WIDE = 80  # what a row needs to show everything that is acted on
@@ -90,10 +91,20 @@ def card(gpu: Row, width: int, selected: bool) -> list[Line]:
     top = Line((left + flat, edge), (glyph, style), (name, "strong"))
     top.add(flat * max(0, width - top.width - len(right) - 2), edge).add(right, "title" if gpu.get("run") else style)
     top.add(flat + right_end, edge)
-    rows = [*(_cpu_rows(gpu, run, inner) if gpu.get("index") is None else _gpu_rows(gpu, inner)), _progress(gpu, run, inner)]
+    rows = _trouble(gpu, inner) or (_cpu_rows(gpu, run, inner) if gpu.get("index") is None else _gpu_rows(gpu, inner))
+    rows = [*rows, _progress(gpu, run, inner)]
     out = [top.fitted(width)]
     out += [Line((side + " ", edge)).extend(r.fitted(inner).spans).add(" " + side, edge).measured(width) for r in rows]
     return [*out, Line((foot.format(flat * (width - 2)), edge))]
+
+
+def _trouble(gpu: Row, inner: int) -> list[Line]:
+    """Why a GPU without a run takes none, in the rows that figures have otherwise: who holds it must be readable here."""
+    text, style = note(gpu)
+    if gpu.get("run") or gpu.get("state") not in TROUBLED:
+        return []
+    rows = wrap_words(text, inner, 3)
+    return [Line((row, style)) for row in [*rows, "", "", ""][:3]]
 
 
 def _gpu_rows(gpu: Row, inner: int) -> list[Line]:
