@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 from runner.policy import HostPolicy, Limits, Policy
@@ -128,8 +129,8 @@ def _text(text: str) -> str:
 def _value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str):
-        return _text(value)
+    if isinstance(value, (str, Path)):
+        return _text(str(value))
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_value(v) for v in value)}]"
     if isinstance(value, dict):

@@ -126,6 +126,8 @@ def test_a_policy_written_out_reads_the_same(tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("p")
     first = parsed(folder, TWO + '[policy.promote]\nfrom = "H100"\nto = "H200"\ntop = 3\n')
     policy = dataclasses.replace(
-        first, trainer=dataclasses.replace(first.trainer, command=command), hosts=[dataclasses.replace(first.hosts[0], env=env)]
+        first,
+        trainer=dataclasses.replace(first.trainer, command=command, holdout=Path("/data/held out.txt")),
+        hosts=[dataclasses.replace(first.hosts[0], env=env)],
     )
     assert load_policy(folder / "hosts.toml", text=to_toml(policy), root=Path("/elsewhere")) == policy
