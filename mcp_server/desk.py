@@ -19,6 +19,7 @@ from runner import compare, queries, submitting, verbs
 from runner.errors import OvernightError
 from runner.keeper import Keeper
 from runner.lab import Lab, open_lab
+from runner.records import Submission
 
 log = logging.getLogger("overnight.mcp")
 
@@ -74,9 +75,9 @@ class Desk:
         """Read the trainer's script and rank the runs before anybody asks: the first call of each kind would take 50 ms longer."""
 
         def read(lab: Lab) -> None:
-            submitting.trainer_effective_sha(lab)
             self._line_of_all(lab)
             compare.relative_speeds(lab)
+            submitting.prepare(lab, Submission())
 
         try:
             await self.with_lab(read)
