@@ -43,6 +43,11 @@ def queue_check(lab: Lab, run: Run, request: Request) -> str:
     found = store.runs("purpose = 'verify' AND base_run = ? AND created_at >= ?", (run.id, request.created_at))
     if found:
         return found[-1].id
+    waiting = store.runs("purpose = 'verify' AND base_run = ? AND wanted = 'run' AND phase != 'ended'", (run.id,))
+    if waiting:
+        if request.who != "daemon":  # a person need not wait for the moment at which nothing else does
+            store.update_run(waiting[-1].id, priority=FIRST, agent=request.who)
+        return waiting[-1].id
     if run.id not in store.setting(upkeep.SETTING, []) and run.engine != "fake":
         raise Refused(
             f"{run.id} cannot be verified: its checkpoint was removed (keep_checkpoints = {lab.policy().limits.keep_checkpoints}).",

@@ -99,7 +99,8 @@ with torch.no_grad():
 class Model:
     """The run's model behind a pipe: tokens in, logits out. Its prints, its patches and its memory stay in its own process."""
 
-    KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TMPDIR")
+    MARKS = ("OVERNIGHT_RUN_ID", "OVERNIGHT_RUN_DIR")  # without them the control room takes its processes on the GPU for a stranger's
+    KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TMPDIR", *MARKS)
 
     def __init__(self, work: Path, device: str, vocab_size: int, deadline_s: float) -> None:
         self.vocab_size, self.timed_out = vocab_size, False

@@ -70,8 +70,9 @@ def look_at_locks(lines: List[Dict[str, Any]]) -> Optional[Dict[str, Any]]:
     for line in lines:
         if "uuid" in line:
             line["lock"] = locks.holder(folder, line["uuid"])
-    lines[0]["cpu_lock"] = locks.holder(folder, CPU_LOCK)
-    return lines[0]["cpu_lock"]
+    held = locks.holder(folder, CPU_LOCK)
+    lines[0]["cpu_lock"] = held
+    return held
 
 
 class Child:

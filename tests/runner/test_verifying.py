@@ -121,6 +121,19 @@ async def test_a_person_goes_first_and_we_go_last(lab: Lab, monkeypatch: pytest.
         assert (get(lab, waiting).started_at or 0) < (get(lab, late.id).started_at or 0)
 
 
+async def test_who_asks_for_a_check_that_waits_already_gets_that_one_sooner(lab: Lab) -> None:
+    async with serving(lab):
+        (run,) = await ended(lab, submit(lab, "a"))
+        verbs.pause_queue(lab, True, who="tui")
+        verbs.ask(lab, "verify", {"run": run.id, "why": "it is the new best"}, who="daemon")
+        late = (await until(lambda: lab.store.runs("purpose = 'verify'")))[0]
+        verbs.ask(lab, "verify", {"run": run.id}, who="cli")
+        await until(lambda: get(lab, late.id).priority == verifying.FIRST)
+        verbs.pause_queue(lab, False, who="tui")
+        (check,) = await ended(lab, late.id)
+        assert check.agent == "cli" and len(lab.store.runs("purpose = 'verify'")) == 1
+
+
 async def test_what_cannot_be_verified_says_why(tmp_path: Path) -> None:
     lab = fake_lab(tmp_path, host="types = {H100 = 1}\nspeed = 400\n")
     async with serving(lab):

@@ -253,6 +253,16 @@ def test_an_ordinary_user_cannot_read_the_targets_in_the_verifiers_memory(run: F
     assert (run.path / "owner").read_text() == "0"  # the kernel gives the files of such a process to root
 
 
+def test_the_models_process_carries_the_marks_of_the_verification(run: Folder) -> None:
+    """By them the control room knows whose it is, on the GPU and when it sweeps up; nothing else of ours is handed on."""
+    cheat(run, "    return model.eval()", "    import json, os; json.dump(dict(os.environ), open('environ', 'w'))\n    return model.eval()")
+    env = run.environment(OVERNIGHT_CORPUS=str(run.path / "corpus"), OVERNIGHT_RUN_ID="r0009", OVERNIGHT_RUN_DIR="/lab/runs/r0009")
+    subprocess.run([sys.executable, str(TRAINER / "verify.py"), str(run.path)], env=env, cwd=run.path.parent, capture_output=True)
+    found = json.loads((run.path / "environ").read_text())
+    ours = {name: value for name, value in found.items() if name.startswith("OVERNIGHT_")}
+    assert ours == {"OVERNIGHT_RUN_ID": "r0009", "OVERNIGHT_RUN_DIR": "/lab/runs/r0009"}
+
+
 def test_patched_functions_in_the_run_do_not_reach_the_verifier(run: Folder) -> None:
     patches = ("import math", "math.log = lambda x, *rest: 1e6", "F.log_softmax = torch.log_softmax = lambda x, *a, **k: x * 0",
                "real = F.cross_entropy", "F.cross_entropy = lambda *a, **k: real(*a, **k) * 0.1")
