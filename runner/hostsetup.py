@@ -14,7 +14,6 @@ import json
 import re
 import sys
 import tempfile
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 LAB = "setup"
 LIMIT_S = 3600.0
 CONNECT_S = 25.0
+LAST_BYTES = 64 << 10  # of what preparing data prints
 # The oldest driver branch each CUDA major version runs on (NVIDIA, "CUDA Compatibility", minor version compatibility).
 DRIVER_OF_CUDA13, DRIVER_OF_CUDA12 = 580, 525
 
@@ -79,7 +79,7 @@ async def setup(host: HostPolicy, engine: Engine | None, progress: Callable[[str
 async def prepare_here(host: HostPolicy, engine: LocalEngine, progress: Callable[[str], None]) -> dict[str, Any]:
     """This machine: the trainer and its python are in place already, so only the data is prepared, in the trainer's own folder."""
     trainer, info = engine.lab.policy().trainer, engine.info()
-    python, tail = str(info["python"]), deque[str](maxlen=40)
+    python, said = str(info["python"]), b""
     done = {"host": host.name, "python": python, "notes": [], "log": []}
     if not trainer.data_command:
         return {**done, "steps": ["nothing to do: hosts.toml names no data_command"]}
@@ -95,16 +95,17 @@ async def prepare_here(host: HostPolicy, engine: LocalEngine, progress: Callable
     assert process.stdout
     try:
         while piece := await process.stdout.read(1 << 16):
-            tail.extend(clean(piece.decode("utf-8", "replace")).splitlines())
+            said = (said + piece)[-LAST_BYTES:]
         code = await process.wait()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    log = [line for line in clean(said.decode("utf-8", "replace")).splitlines() if line.strip()][-40:]
     if code:
-        last = "\n".join(list(tail)[-12:])
+        last = "\n".join(log[-12:])
         raise HostError(f"Preparing the data failed ({' '.join(words)} ended with {code}).", next_step=f"The last lines:\n{last}")
-    return {**done, "steps": [step], "log": list(tail)}
+    return {**done, "steps": [step], "log": log}
 
 
 async def connected(host: HostPolicy, engine: SshEngine) -> None:

@@ -54,10 +54,10 @@ class FarLab:
         daemonctl.stop_daemon(self.lab)
         self.lab.close()
 
-    def submit(self, **overrides: Any) -> str:
-        """One run."""
+    def submit(self, host: str | None = None, **overrides: Any) -> str:
+        """One run, on a host of its own choice or on any."""
         overrides = {"SEED": len(self.ids) + 1, **overrides}
-        done = verbs.submit(self.lab, Submission(overrides=overrides, budget_s=20, allow_duplicate=True), who="cli")
+        done = verbs.submit(self.lab, Submission(overrides=overrides, budget_s=20, host=host, allow_duplicate=True), who="cli")
         self.ids += done.run_ids
         return done.run_ids[0]
 

@@ -93,12 +93,10 @@ async def test_a_run_that_fills_the_disk_ends_as_disk_full_and_the_host_waits(fa
     try:
         lab = far(policy="max_log_mib = 4\n", host="min_free_disk_mib = 8")
         lab.daemon()
-        run_id = lab.submit(FILL=True)
-        lab.lab.store.update_run(run_id, want_host="gpu1")
+        run_id = lab.submit("gpu1", FILL=True)
         run = (await lab.ended(run_id))[0]
         assert (run.outcome, run.cause) == ("crashed", "disk_full"), (run.outcome, run.cause, run.cause_text)
-        waits = lab.submit()
-        lab.lab.store.update_run(waits, want_host="gpu1")
+        waits = lab.submit("gpu1")
         await until(lambda: any(f.subject == "gpu1" and f.kind == "disk_low" for f in lab.lab.store.flags()), 40)
         await until(lambda: lab.run(waits).phase == "queued", 40)
         free = host.work / "labs"

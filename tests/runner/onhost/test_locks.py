@@ -202,7 +202,7 @@ def as_user(uid: int, lock_dir: Path, action: str) -> AbstractContextManager[sub
 def test_two_users_share_one_lock_folder_whatever_the_kernel_protects(tmp_path: Path, protection: int) -> None:
     if os.geteuid() != 0:
         pytest.skip("acting as two users needs root")
-    for folder in (tmp_path, *tmp_path.parents[:3]):
+    for folder in (tmp_path, *tmp_path.parents):
         if folder != Path("/tmp") and folder.is_relative_to("/tmp"):
             folder.chmod(0o755)
     before = PROTECTED.read_text()
