@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from mcp.server.mcpserver import MCPServer
-from mcp.types import Completion, CompletionArgument, CompletionContext, PromptReference, ResourceTemplateReference
+from mcp.shared.exceptions import MCPError
+from mcp.types import INVALID_PARAMS, Completion, CompletionArgument, CompletionContext, PromptReference, ResourceTemplateReference
 from pydantic import Field
 
 from mcp_server.desk import Desk
 from mcp_server.resources import program_text
 from runner import news, sources
-from runner.errors import OvernightError
+from runner.errors import BadValue, OvernightError, UnknownName
 from runner.lab import Lab
-from runner.submitting import trainer_text
+from runner.submitting import MAX_WAVE_RUNS, checked_budget, known_run, trainer_text
+from runner.text import one_line
 
 PROMPT_ARGUMENTS = {
     "start_research": ["goal"],
@@ -22,6 +25,7 @@ PROMPT_ARGUMENTS = {
     "tune_training": ["budget"],
 }
 PROMPT_NAMES = tuple(PROMPT_ARGUMENTS)
+BEST_KEPT = "the best kept run, else the baseline"
 MOST = 100  # the protocol's limit for one completion answer
 
 ELSEWHERE = (
@@ -79,18 +83,23 @@ def add_prompts(server: MCPServer[Desk], desk: Desk) -> None:
     async def plan_wave(
         goal: Annotated[str, Field(description="What to learn.")] = "a lower val_bpb",
         runs: Annotated[str, Field(description="Runs at most.")] = "16",
-        base: Annotated[str, Field(description="Run id to start from.")] = "the best kept run, else the baseline",
-        constants: Annotated[str, Field(description="Constants to vary.")] = "",
+        base: Annotated[str, Field(description="Run id to start from. Default: the best kept run.")] = "",
+        constants: Annotated[str, Field(description="Constants to vary, with commas between them.")] = "",
     ) -> str:
-        return PLAN.format(goal=goal, runs=runs, base=base, constants=f" (among them {constants})" if constants else "")
+        most = whole_number("runs", runs, MAX_WAVE_RUNS)
+        named = [name.strip() for name in constants.split(",") if name.strip()]
+        await desk.with_lab(lambda lab: check_plan(lab, base, named))
+        among = f" (among them {', '.join(named)})" if named else ""
+        return PLAN.format(goal=goal, runs=most, base=base or BEST_KEPT, constants=among)
 
     @server.prompt(title="Review the night", description="An honest report of what was found.")
     async def review_night() -> str:
         return REVIEW
 
     @server.prompt(title="Tune the training", description="Total batch and learning rate at a short budget, then a longer one.")
-    async def tune_training(budget: Annotated[str, Field(description="Short budget in seconds.")] = "the policy's default") -> str:
-        return TUNE.format(budget=budget)
+    async def tune_training(budget: Annotated[str, Field(description="Short budget in seconds. Default: the policy's.")] = "") -> str:
+        seconds = await desk.with_lab(lambda lab: budget_of(lab, budget))
+        return TUNE.format(budget=f"{seconds:g}")
 
     async def complete(
         ref: PromptReference | ResourceTemplateReference, argument: CompletionArgument, context: CompletionContext | None
@@ -98,6 +107,36 @@ def add_prompts(server: MCPServer[Desk], desk: Desk) -> None:
         return await desk.with_lab(lambda lab: candidates(lab, argument.name, argument.value))
 
     server.completion()(complete)  # type: ignore[no-untyped-call]  # the SDK's decorator carries no types
+
+
+def whole_number(name: str, text: str, most: int) -> int:
+    """A prompt's argument as a number: prompts take text alone. Raised: MCPError."""
+    if not re.fullmatch(r"[0-9]{1,6}", text.strip(), re.ASCII) or not 1 <= int(text) <= most:
+        raise MCPError(INVALID_PARAMS, f"{name} must be a whole number from 1 to {most}; got {one_line(repr(text), 40)}.")
+    return int(text)
+
+
+def check_plan(lab: Lab, base: str, constants: list[str]) -> None:
+    """Refuse a plan that starts from no run, or varies what the script does not have. Raised: MCPError with the nearest names."""
+    try:
+        if base:
+            known_run(lab, base)
+        known = constant_names(lab)
+        for name in constants:
+            if known and not base and name not in known:
+                raise UnknownName("constant", one_line(name, 60), known, where="the script")
+    except UnknownName as error:
+        raise MCPError(INVALID_PARAMS, str(error)) from error
+
+
+def budget_of(lab: Lab, text: str) -> float:
+    """A prompt's budget in seconds, the policy's when none is given. Raised: MCPError."""
+    try:
+        return checked_budget(lab.policy().limits, float(text) if text.strip() else None)
+    except ValueError:
+        raise MCPError(INVALID_PARAMS, f"budget must be a number of seconds; got {one_line(repr(text), 40)}.") from None
+    except BadValue as error:
+        raise MCPError(INVALID_PARAMS, str(error)) from error
 
 
 def candidates(lab: Lab, name: str, value: str) -> Completion | None:

@@ -11,7 +11,7 @@ from pydantic import Field
 from mcp_server.answers import BUDGET_CHARS, Answer, Output, Table, compact, rounded
 from mcp_server.calls import Call
 from runner import compare, queries, states
-from runner.board import trust_word
+from runner.board import scopes, trust_word
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.mfu import mfu_percent, under_load
@@ -163,10 +163,30 @@ def changed_words(row: dict[str, Any]) -> str | None:
     return " ".join(f"{k}={v}" for k, v in row["changes"].items()) or row["hypothesis"]
 
 
+def whole_class(lab: Lab, asked: str | None) -> str | None:
+    """The class an agent means by its name or by a part of it, such as the GPU.
+
+    Raises UnknownName when no class with results has it, BadValue when several have.
+    """
+    known = [str(c["class"]) for c in scopes(lab) if c["class"]]
+    if asked is None or asked in known or not known:
+        return asked
+    meant = [name for name in dict.fromkeys(known) if asked.lower() in name.lower()]
+    if len(meant) > 1:
+        raise BadValue(f"{one_line(repr(asked), 60)} is part of {len(meant)} classes.", next_step=f"They are: {', '.join(meant)}.")
+    if not meant:
+        raise UnknownName("class with results", asked, list(dict.fromkeys(known)), where="this lab")
+    return meant[0]
+
+
 def leaderboard(
     call: Call,
     class_key: Annotated[
-        str | None, Field(description="A class from the answer's class list. Default: the class with most runs.", max_length=300)
+        str | None,
+        Field(
+            description="A class from the answer's list, or the part that only it has ('4090'). Default: that with most runs.",
+            max_length=300,
+        ),
     ] = None,
     budget_s: Annotated[float | None, Field(description="Only runs of this budget. Default: the most used one.", gt=0)] = None,
     limit: Limit = 15,
@@ -177,10 +197,8 @@ def leaderboard(
     other classes and budgets are not comparable and are listed as classes."""
     start = offset_of(cursor)
     limit = min(limit, MOST_ROWS)
+    class_key = whole_class(call.lab, class_key)
     board = queries.leaderboard(call.lab, class_key=class_key, budget_s=budget_s, limit=limit, offset=start)
-    known = {c["class"] for c in board["classes"]}
-    if class_key is not None and known and class_key not in known:
-        raise UnknownName("class with results", class_key, [k for k in known if k], where="this lab")
     rows = board["rows"]
     answer = Answer(
         facts={
@@ -230,7 +248,10 @@ def list_runs(
     wave: Annotated[str | None, Field(description="Only this wave.", max_length=20)] = None,
     mine: Annotated[bool, Field(description="Only runs you submitted.")] = False,
     text: Annotated[
-        str | None, Field(description="Only runs whose id, hypothesis or changed constants contain this.", max_length=100)
+        str | None,
+        Field(
+            description="Only runs whose id, hypothesis or overrides contain this, e.g. 'MATRIX_LR' or 'MATRIX_LR=0.05'.", max_length=100
+        ),
     ] = None,
     limit: Limit = 25,
     cursor: PageCursor = None,
@@ -244,12 +265,23 @@ def list_runs(
     agent = call.who if mine else None
     page = queries.list_runs(lab, phase=phase, outcome=outcome, wave=wave, agent=agent, text=text, limit=limit, cursor=cursor)
     tried = compare.tried(lab, page.rows)
-    rows = [[r.id, states.phase_words(r), r.outcome, r.val_bpb, r.verdict, r.wave_id, tried[r.id], r.hypothesis] for r in page.rows]
+    rows = [
+        [r.id, states.phase_words(r), r.outcome, r.val_bpb, r.verdict, r.wave_id, r.cell or what(r, tried[r.id]), r.hypothesis]
+        for r in page.rows
+    ]
 
     def cursor_at(shown: int) -> str | None:
         return page.cursor if shown == len(rows) else str(page.rows[shown - 1].seq)
 
     return Answer(tables={"runs": Table(LIST_COLUMNS, rows, total=page.total, cursor_at=cursor_at)})
+
+
+def what(run: Run, tried: dict[str, Any]) -> Any:
+    """What sets the run apart: the run it repeats, retries or promotes, or what it tried."""
+    for word, other in (("promotes", run.promoted_from), ("retries", run.retry_of), ("repeats", run.repeat_of)):
+        if other is not None:
+            return f"{word} {other}"
+    return tried or None
 
 
 def get_run(
@@ -338,7 +370,7 @@ def read_log(
         part = queries.read_log(lab, run.id, offset=offset, limit=4 << 20)
         hits = [line for line in re.split(r"[\r\n]+", part.text) if grep.lower() in line.lower()]
         facts["matching_lines"] = len(hits)
-        text = "\n".join(hits[-tail_lines:])
+        text = "\n".join(hits[-tail_lines:]) or "(no line contains it)"
     elif offset is not None:
         part = queries.read_log(lab, run.id, offset=offset, limit=5000)
         text = part.text

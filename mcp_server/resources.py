@@ -12,7 +12,7 @@ from pathlib import Path
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ResourceNotFoundError
 
-from mcp_server.answers import Output, cell, fence, rounded
+from mcp_server.answers import Output, cell, fence, number, rounded
 from mcp_server.desk import Desk
 from runner import compare, news, queries
 from runner.errors import OvernightError, UnknownName
@@ -70,13 +70,18 @@ def wave_json(lab: Lab, wave_id: str) -> str:
     return json.dumps(body, ensure_ascii=False, allow_nan=False, indent=1)
 
 
+def figure(value: float | None) -> float | int | None:
+    """A figure as the tools show it; None stays None."""
+    return None if value is None else number(value)
+
+
 def leaderboard_text(lab: Lab) -> str:
     """The leaderboard as a tab-separated table."""
     board = queries.leaderboard(lab, limit=50)
-    keys = ["rank", "id", "val_bpb", "gain", "gain_se", "badge", "verdict", "trust", "hypothesis"]
-    lines = [f"# class {cell(board['class'])}, budget {cell(board['budget_s'])} s", "\t".join(keys)]
+    keys = ["rank", "id", "val_bpb", "gain", "gain_se", "badge", "verdict", "trust", "changes", "hypothesis"]
+    lines = [f"# class {cell(board['class'])}, budget {cell(figure(board['budget_s']))} s", "\t".join(keys)]
     figures = ("val_bpb", "gain", "gain_se")
-    lines += ["\t".join(cell(rounded(row[k], 6) if k in figures else row.get(k)) for k in keys) for row in board["rows"]]
+    lines += ["\t".join(cell(figure(rounded(row[k], 6)) if k in figures else row.get(k)) for k in keys) for row in board["rows"]]
     return clean("\n".join(lines)) + "\n"
 
 

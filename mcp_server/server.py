@@ -52,7 +52,7 @@ def build_server(desk: Desk) -> MCPServer[Desk]:
     @asynccontextmanager
     async def lifespan(_: MCPServer[Desk]) -> AsyncIterator[Desk]:
         # A client may give up on a server that takes seconds to answer: the daemon starts beside the handshake.
-        await desk.with_lab(desk.wake_daemon)
+        await desk.with_lab(lambda lab: desk.wake_daemon(lab, asked=False))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch, desk, bus)
             tasks.start_soon(desk.warm)
@@ -84,7 +84,8 @@ async def refuse_unknown_names(ctx: ServerRequestContext[Any, Any], call_next: C
     name = (ctx.params or {}).get("name")
     if known is not None and isinstance(name, str) and name not in known[1]:
         message = str(UnknownName(known[0], one_line(name, 80), known[1]))
-        raise MCPError(INVALID_PARAMS, f"{message} There are: {', '.join(known[1])}.")
+        there = "" if "Known:" in message else f" There are: {', '.join(known[1])}."
+        raise MCPError(INVALID_PARAMS, f"{message}{there}")
     if ctx.method == "prompts/get" and isinstance(name, str):
         refuse_unknown_arguments(name, (ctx.params or {}).get("arguments"))
     return await call_next(ctx)

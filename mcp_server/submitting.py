@@ -8,10 +8,11 @@ from pydantic import Field, WithJsonSchema
 
 from mcp_server.answers import Answer, Table
 from mcp_server.calls import Call
-from runner import news, queries, verbs
+from runner import news, queries, scheduler, verbs
 from runner.lab import Lab
 from runner.records import GpuState, Phase, Submission, Submitted, WaveRequest
 from runner.replays import REQUEST_ID_CHARS
+from runner.text import one_line
 
 VALUE_SCHEMA = {
     "anyOf": [
@@ -30,15 +31,19 @@ Overrides = Annotated[
     ),
 ]
 Base = Annotated[
-    str | None, Field(description="Run id whose source to start from. Default: the trainer's own script (the baseline).", max_length=20)
+    str | None,
+    Field(description="Run id whose source to start from. Default: the trainer's own script (the baseline).", min_length=1, max_length=20),
 ]
 Path = Annotated[
-    str | None, Field(description="An editable file in the trainer folder, read now; later edits of it change nothing.", max_length=400)
+    str | None,
+    Field(description="An editable file in the trainer folder, read now; later edits of it change nothing.", min_length=1, max_length=400),
 ]
 Source = Annotated[str | None, Field(description="The whole text of the training script.", max_length=1_000_000)]
 Hypothesis = Annotated[str | None, Field(description="What you expect and why, in one sentence; shown beside the result.", max_length=1000)]
-GpuType = Annotated[str | None, Field(description="Part of a GPU name from list_gpus, e.g. 'H200'. Default: any.", max_length=80)]
-Host = Annotated[str | None, Field(description="Only this host.", max_length=80)]
+GpuType = Annotated[
+    str | None, Field(description="Words of a GPU name from list_gpus, e.g. 'H200'. Default: any.", min_length=1, max_length=80)
+]
+Host = Annotated[str | None, Field(description="Only this host.", min_length=1, max_length=80)]
 Budget = Annotated[
     float | None,
     Field(description="Training seconds per run. Default: the policy's. Results are ranked only against equal budgets.", gt=0, le=604_800),
@@ -65,7 +70,9 @@ def run_experiment(
     path: Path = None,
     source: Source = None,
     hypothesis: Hypothesis = None,
-    parent: Annotated[str | None, Field(description="Run id the result is compared with. Default: base.", max_length=20)] = None,
+    parent: Annotated[
+        str | None, Field(description="Run id the result is compared with. Default: base.", min_length=1, max_length=20)
+    ] = None,
     gpu_type: GpuType = None,
     host: Host = None,
     budget_s: Budget = None,
@@ -157,6 +164,11 @@ def submitted(call: Call, done: Submitted) -> Answer:
     if trouble := call.desk.wake_daemon(lab):
         notes.append(trouble)
     runs = [run for run in (lab.store.run(i) for i in done.run_ids) if run is not None]
+    if len(runs) > 1 and runs[0].gpu_type is None and (types := types_of(lab, runs[0].want_host))[1:]:
+        notes.append(
+            f"They take any GPU, and there are {len(types)} types ({', '.join(types)}): what ran on different types is not compared. "
+            "gpu_type keeps them on one."
+        )
     facts: dict[str, Any] = {"id": done.run_ids[0]} if len(done.run_ids) == 1 and done.wave_id is None else {}
     if done.wave_id is not None:
         facts["wave"] = done.wave_id
@@ -177,6 +189,11 @@ def submitted(call: Call, done: Submitted) -> Answer:
     return answer
 
 
+def types_of(lab: Lab, host: str | None) -> list[str]:
+    """The GPU types of a lab, or of one of its hosts."""
+    return sorted({gpu.name for gpu in lab.store.gpus() if host in (None, gpu.host)})
+
+
 def outlook(lab: Lab, run_ids: list[str]) -> str:
     """What will happen to these runs, in a few words: when the first can start and what stands in the way."""
     waiting = news.queued(lab)
@@ -187,25 +204,41 @@ def outlook(lab: Lab, run_ids: list[str]) -> str:
         return "waits for a human to approve it" if asked else "already past the queue"
     if lab.store.setting("queue_paused", False):
         return "waits: a human has paused the queue"
+    paused = lab.store.setting("paused_agents", [])
     first = mine[0]
-    if first.agent in lab.store.setting("paused_agents", []):
+    if first.agent in paused:
         return "waits: a human has paused your runs"
     known = queries.gpu_objects(lab)
     gpus = [gpu for gpu in known if suits(first, gpu)]
     if known and not gpus:
-        return f"waits: no GPU of this lab is a {first.gpu_type or 'GPU'}{f' on {first.want_host}' if first.want_host else ''}"
-    ahead = sum(not gpus or any(suits(run, gpu) for gpu in gpus) for run in waiting[: waiting.index(first)])
-    idle = sum(gpu["state"] == GpuState.FREE for gpu in gpus) - ahead
-    if idle >= len(mine):
+        return (
+            f"waits: no GPU of this lab is a {one_line(first.gpu_type or 'GPU', 40)}{f' on {first.want_host}' if first.want_host else ''}"
+        )
+    if gpus and (run := lab.store.run(first.id)) is not None and (why := queries.why_waiting(lab, run)):
+        return f"waits: {why}"
+    placed = starting(waiting, known, paused)
+    now = sum(run.id in placed for run in mine)
+    if now == len(mine):
         return "starts at once: a GPU is idle"
-    if idle > 0:
-        return f"{idle} of {len(mine)} start at once, the others as GPUs become free"
-    free = sorted(gpu["free_in_s"] for gpu in gpus if gpu["free_in_s"] is not None)
-    if len(free) > -idle:
-        return f"number {ahead + 1} in the queue; a GPU for it is free in about {free[-idle]:.0f} s"
+    if now:
+        return f"{now} of {len(mine)} start at once, the others as GPUs become free"
+    rivals = [run for run in waiting[: waiting.index(first)] if run.agent not in paused]
+    ahead = sum(run.id not in placed and (not gpus or any(suits(run, gpu) for gpu in gpus)) for run in rivals)
+    free = [gpu["free_in_s"] for gpu in gpus if gpu["free_in_s"] is not None]
+    free += [run.budget_s for run in rivals if placed.get(run.id) in {gpu["uuid"] for gpu in gpus}]
+    if len(free) > ahead:
+        return f"number {ahead + 1} in the queue; a GPU for it is free in about {sorted(free)[ahead]:.0f} s"
     return f"number {ahead + 1} in the queue"
+
+
+def starting(waiting: list[news.Waiting], gpus: list[dict[str, Any]], paused: list[str]) -> dict[str, str]:
+    """The waiting runs that get an idle GPU now, as the scheduler would give them out: run id to the GPU's UUID."""
+    hold = {agent: "paused" for agent in paused}
+    wishes = [scheduler.Wish(run.id, (n, 0), run.gpu_type, run.want_host, hold.get(run.agent)) for n, run in enumerate(waiting)]
+    slots = [scheduler.SlotView(gpu["host"], gpu["uuid"], gpu["name"], usable=gpu["state"] == GpuState.FREE) for gpu in gpus]
+    return {p.run_id: p.uuid for p in scheduler.place(wishes, slots, handed_ahead=0).placements}
 
 
 def suits(run: news.Waiting, gpu: dict[str, Any]) -> bool:
     """Whether a run's wishes for a GPU type and host allow this GPU."""
-    return (run.gpu_type or "").lower() in gpu["name"].lower() and run.want_host in (None, gpu["host"])
+    return run.want_host in (None, gpu["host"]) and (run.gpu_type is None or scheduler.matches_type(run.gpu_type, gpu["name"]))

@@ -19,11 +19,11 @@ from pydantic import Field
 
 from mcp_server.answers import Answer, Table, rounded
 from mcp_server.calls import Caller
-from mcp_server.reads import cause_words
-from runner import compare, news, queries
+from mcp_server.reads import cause_words, what
+from runner import board, compare, news, queries
 from runner.errors import BadValue
 from runner.lab import Lab
-from runner.records import Outcome, Phase, Purpose, Run
+from runner.records import Outcome, Phase, Purpose, Run, Trust
 from runner.submitting import known_run
 
 POLL_S = 0.1  # looks at SQLite's data_version, a few microseconds
@@ -236,40 +236,48 @@ def row(lab: Lab, obj: dict[str, Any], run: Run, change: float | None, tried: di
     return [run.id, run.outcome, run.val_bpb, rounded(change, 6), run.training_s, steps, mfu, what(run, tried), remark(lab, obj, run)]
 
 
-def what(run: Run, tried: dict[str, Any]) -> Any:
-    """What sets the run apart: the run it repeats, retries or promotes, or what it tried."""
-    for word, other in (("promotes", run.promoted_from), ("retries", run.retry_of), ("repeats", run.repeat_of)):
-        if other is not None:
-            return f"{word} {other}"
-    return tried or None
-
-
 def changes(lab: Lab, runs: list[Run]) -> dict[str, float]:
     """val_bpb against the parent's, or against the class's baseline where there is no parent in the same class and budget; negative is
-    better."""
+    better. A claim that is not ranked is compared with nothing, and nothing with it."""
     found: dict[str, float] = {}
     baselines: dict[tuple[str | None, float], float | None] = {}
     for run in runs:
-        if run.val_bpb is None:
+        if board.unranked_reason(run.val_bpb, run.trust, run.trust_why):
             continue
         scope = (run.class_key, run.budget_s)
         parent = lab.store.run(run.parent) if run.parent else None
-        if parent is not None and parent.val_bpb is not None and (parent.class_key, parent.budget_s) == scope:
-            found[run.id] = run.val_bpb - parent.val_bpb
-            continue
+        if parent is not None and (parent.class_key, parent.budget_s) == scope and parent.outcome == Outcome.COMPLETED:
+            if not board.unranked_reason(parent.val_bpb, parent.trust, parent.trust_why):
+                found[run.id] = (run.val_bpb or 0.0) - (parent.val_bpb or 0.0)
+                continue
         if scope not in baselines:
             baselines[scope] = news.baseline_bpb(lab, *scope)
         if (base := baselines[scope]) is not None and run.purpose != Purpose.BASELINE:
-            found[run.id] = run.val_bpb - base
+            found[run.id] = (run.val_bpb or 0.0) - base
     return found
 
 
 def remark(lab: Lab, obj: dict[str, Any], run: Run) -> str | None:
-    """Why a run failed, or the loudest flags of one that did not."""
+    """Why a run failed, or what speaks against the result of one that did not: the doubt of its end, then its loudest flags."""
     if run.outcome == Outcome.DECLINED:
         return f"declined: {run.approval_why or 'no reason given'}"
     if run.outcome == Outcome.CANCELLED and (asked := news.cancelled_by(lab, run.id)) is not None:
         return f"cancelled by {asked.who}: {asked.why or 'no reason given'}"
     if run.outcome != Outcome.COMPLETED:
         return cause_words(run) or run.cause
-    return "; ".join(f"{flag['kind']}: {flag['evidence']}" for flag in obj.get("flags") or [] if flag["severity"] != "info") or None
+    said = [doubt(run)]  # each result is told once, and the flags come a moment after the end: the doubt is the run's own
+    said += [
+        f"{flag['kind']}: {flag['evidence']}"
+        for flag in obj.get("flags") or []
+        if flag["severity"] != "info" and flag["kind"] not in ("held", "doubtful")
+    ]
+    return "; ".join(part for part in said if part) or None
+
+
+def doubt(run: Run) -> str | None:
+    """What speaks against a completed run's claim, in words; None where nothing does."""
+    if run.trust == Trust.REFUTED:
+        return f"refuted: {run.trust_why or 'its claim was recomputed'}"
+    if run.trust_why is None or run.trust == Trust.VERIFIED:
+        return None
+    return f"{run.trust_why} (not ranked)" if board.is_held(run.trust_why) else f"doubtful: {run.trust_why}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -14,7 +15,8 @@ from runner.lab import Lab
 from runner.records import Outcome, Run, Wave
 from runner.research.classes import gpu_of
 from runner.research.effects import Analysis, Interaction
-from runner.research.waves import analyse_wave, heat_map, score
+from runner.research.noise import smallest_clear_gain
+from runner.research.waves import analyse_wave, heat_map, noise_floor, score
 
 INTERACTIONS = 8  # at most, and three when none is clear: a full table of a large grid would bury them
 
@@ -39,6 +41,8 @@ def analyze_wave(
         "noise_from": None if analysis.sd_from == "-" else analysis.sd_from,
     }
     answer = Answer(facts=facts, notes=list(analysis.notes))
+    if found.kind == "repeats":
+        return repeats(lab, answer, runs, found.budget_s)
     if analysis.factors:
         rows = [[f.factor, f.best, f.worst, rounded(f.gain, 6), rounded(f.se, 6), f.badge] for f in analysis.factors]
         answer.tables["factors"] = Table(["factor", "best", "worst", "gain", "se", "badge"], rows)
@@ -59,6 +63,26 @@ def analyze_wave(
     if failed := [[r.id, r.cell, r.outcome, cause_words(r) or r.cause] for r in runs if r.ended and r.outcome != Outcome.COMPLETED]:
         answer.tables["failed"] = Table(["id", "cell", "outcome", "why"], failed)
     answer.next_step = next_step(analysis)
+    return answer
+
+
+def repeats(lab: Lab, answer: Answer, runs: list[Run], budget_s: float) -> Answer:
+    """What repeats of one source are for: the noise of their class, and the gain that is clear of it."""
+    rows, n = [], 0
+    for class_key in dict.fromkeys(run.class_key for run in runs if score(run) is not None):
+        values = [value for run in runs if run.class_key == class_key and (value := score(run)) is not None]
+        noise, n = noise_floor(lab, class_key, budget_s), len(values)
+        least = smallest_clear_gain(noise, 1, n)
+        figures = [math.fsum(values) / n, min(values), max(values), noise.sd, least]
+        rows.append([gpu_of(class_key or ""), n, *(rounded(x, 6) for x in figures)])
+    answer.facts = {k: v for k, v in answer.facts.items() if k not in ("mean", "noise_sd", "noise_from")}
+    answer.tables["repeats"] = Table(["gpu", "runs", "mean", "lowest", "highest", "noise_sd", "smallest_clear_gain"], rows)
+    answer.notes = [note for note in answer.notes if "differing factors" not in note]
+    if failed := [[r.id, r.outcome, cause_words(r) or r.cause] for r in runs if r.ended and r.outcome != Outcome.COMPLETED]:
+        answer.tables["failed"] = Table(["id", "outcome", "why"], failed)
+    if any(row[-1] is not None for row in rows):
+        answer.notes.append("smallest_clear_gain is what one run must be better by than the mean of these.")
+    answer.next_step = "Go on with a wave of factors." if n > 1 else "One result tells no noise: repeat it."
     return answer
 
 

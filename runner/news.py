@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from runner.board import CREDIBLE
 from runner.lab import Lab
 from runner.records import Event, Run
 from runner.store import IN_QUEUE
@@ -22,6 +23,7 @@ class Waiting:
     agent: str
     gpu_type: str | None
     want_host: str | None
+    budget_s: float
 
 
 def wave_runs(lab: Lab, wave_id: str) -> list[Run]:
@@ -88,13 +90,14 @@ def newest_number(lab: Lab) -> int:
 
 def queued(lab: Lab) -> list[Waiting]:
     """The queued runs, in the order in which they start."""
-    rows = lab.store.tally("id, agent, gpu_type, want_host", f"{IN_QUEUE} ORDER BY priority DESC, seq")
+    rows = lab.store.tally("id, agent, gpu_type, want_host, budget_s", f"{IN_QUEUE} ORDER BY priority DESC, seq")
     return [Waiting(*row) for row in rows]
 
 
 def baseline_bpb(lab: Lab, class_key: str | None, budget_s: float) -> float | None:
-    """Mean val_bpb of the first baseline source of a class at a budget, over its completed runs; None when it has none."""
-    scope = "class_key IS ? AND budget_s = ? AND outcome = 'completed' AND val_bpb IS NOT NULL"
+    """Mean val_bpb of the first baseline source of a class at a budget, over its completed runs; None when it has none. Claims that are
+    held or refuted do not count."""
+    scope = f"class_key IS ? AND budget_s = ? AND outcome = 'completed' AND val_bpb IS NOT NULL AND {CREDIBLE}"
     first = lab.store.tally("effective_sha", f"{scope} AND purpose = 'baseline' ORDER BY seq LIMIT 1", (class_key, budget_s))
     if not first:
         return None

@@ -17,12 +17,18 @@ from runner import board, daemonlock, machines, states, tallies
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.mfu import mfu_percent
-from runner.records import Flag, GpuState, Json, Phase, Point, Run, Wave
+from runner.records import Flag, Gpu, GpuState, Json, Phase, Point, Run, Wave
+from runner.scheduler import matches_type
 from runner.store import IN_QUEUE
 from runner.submitting import known_run
-from runner.text import bpb, clean
+from runner.text import bpb, clean, one_line
 
 DAEMON_STALE_S = 5.0  # the daemon beats every second
+# overrides as a table shows them, NAME=value, without what JSON puts around names, texts and lists
+BARE = str.maketrans({c: None for c in '"[]{}, '} | {":": "="})
+BARE_OVERRIDES = "replace(lower(overrides), ':', '=')"
+for _mark in '"[]{}, ':
+    BARE_OVERRIDES = f"replace({BARE_OVERRIDES}, '{_mark}', '')"
 BY_HAND_S = 900.0  # how long agents are reminded of what a human cancelled
 standing = board.standing
 leaderboard = board.leaderboard
@@ -80,6 +86,7 @@ class LabState:
     last_agent_call_s: float | None
     policy_pending: str | None
     cancelled_by_hand: list[str]
+    paused_why: str | None = None  # what the human said who paused the queue
     daemon_silent_s: float | None = None  # a living daemon that writes nothing: a full disk, or a machine that hangs
 
 
@@ -182,7 +189,7 @@ def list_runs(
     limit: int = 50,
     cursor: str | None = None,
 ) -> Page:
-    """Runs newest first, by any of the given facts; `text` looks into id, hypothesis and overrides."""
+    """Runs newest first, by any of the given facts; `text` looks into id, hypothesis and overrides (a name, or NAME=value)."""
     where, args = ["1"], list[Any]()
     for column, value, known in (("phase", phase, PHASE_WORDS), ("outcome", outcome, OUTCOME_WORDS)):
         if value is not None:
@@ -195,8 +202,8 @@ def list_runs(
             where.append(f"{column} = ?")
             args.append(value)
     if text:
-        where.append("(id = ? OR instr(lower(coalesce(hypothesis, '')), ?) OR instr(lower(overrides), ?))")
-        args += [text, text.lower(), text.lower()]
+        where.append(f"(id = ? OR instr(lower(coalesce(hypothesis, '')), ?) OR instr({BARE_OVERRIDES}, ?))")
+        args += [text, text.lower(), text.lower().translate(BARE)]
     if cursor is not None and (not cursor.isdigit() or len(cursor) > 15):
         raise BadValue(f"The cursor {cursor!r} is not one of ours.", next_step="Take it from the answer before, or leave it out.")
     below = None if cursor is None else int(cursor)
@@ -224,15 +231,29 @@ def why_waiting(lab: Lab, run: Run) -> str | None:
         return "the queue is paused (`overnight queue resume`)"
     if run.agent in lab.store.setting("paused_agents", []):
         return f"{run.agent} is paused (`overnight agents resume {run.agent}`)"
-    wanted = (run.gpu_type or "").lower()
-    slots = [g for g in gpus_now(lab) if wanted in g.name.lower() and run.want_host in (None, g.host)]
-    if any(g.state in (GpuState.FREE, GpuState.BUSY) for g in slots):
+    wanted = run.gpu_type
+    slots = [g for g in gpus_now(lab) if run.want_host in (None, g.host) and (wanted is None or matches_type(wanted, g.name))]
+    policy = lab.policy()
+    holds = {h.name: states.host_hold(h, policy) for h in lab.store.hosts()}  # a busy card there is of no use to it either
+    if any(g.state == GpuState.FREE or (g.state == GpuState.BUSY and not holds.get(g.host)) for g in slots):
         return None
     if slots:
-        words = [f"{g.host}:{'cpu' if g.idx is None else g.idx} is {g.state}: {g.reason or 'no reason known'}" for g in slots[:3]]
-        return "; ".join(words) + (f" (and {len(slots) - 3} more)" if len(slots) > 3 else "")
+        return _why_none(slots, holds)
     down = [f"host {h.name} is {h.state}: {h.error or 'no reason known'}" for h in lab.store.hosts() if h.state in ("down", "unfit")]
     return "; ".join(down[:3]) or "no GPU that it may use is known yet"
+
+
+def _why_none(slots: list[Gpu], holds: dict[str, str | None]) -> str:
+    """Why none of these GPUs takes a run; what several have in common is said once."""
+    alike: dict[str, list[Gpu]] = {}
+    for gpu in slots:
+        reason = f"{gpu.host} takes no new run: {holds[gpu.host]}" if gpu.state == GpuState.BUSY else gpu.reason
+        alike.setdefault(reason or "no reason known", []).append(gpu)
+    words = [
+        f"{gpus[0].host}:{'cpu' if gpus[0].idx is None else gpus[0].idx} is {gpus[0].state}: {reason}" if len(gpus) == 1 else reason
+        for reason, gpus in list(alike.items())[:3]
+    ]
+    return "; ".join(words) + (f" (and {len(alike) - 3} reasons more)" if len(alike) > 3 else "")
 
 
 def live_runs(lab: Lab) -> list[Run]:
@@ -253,7 +274,7 @@ def wave_object(lab: Lab, wave: Wave) -> Json:
     rows = lab.store.tally(
         f"count(*), sum(phase = 'proposed' OR {IN_QUEUE}), sum(phase NOT IN ('proposed', 'ended') AND NOT ({IN_QUEUE})), "
         "sum(phase = 'ended'), sum(outcome = 'completed'), "
-        "min(CASE WHEN outcome = 'completed' AND coalesce(trust, '') != 'refuted' THEN val_bpb END)",
+        f"min(CASE WHEN outcome = 'completed' AND {board.CREDIBLE} THEN val_bpb END)",
         "wave_id = ?",
         (wave.id,),
     )
@@ -337,6 +358,7 @@ def lab_state(lab: Lab) -> LabState:
         touched = store.setting("last_agent_call")
         pending = store.meta("policy_pending")
         state = (store.setting("queue_paused", False), store.setting("approval", limits.approval))
+        said = store.tally("why", "verb = 'pause_queue' ORDER BY id DESC LIMIT 1", table="events") if state[0] else []
     gone = {h.name for h in hosts if h.state == "removed"}
     gpus = [g for g in gpus if g.host not in gone]
     used_h = (over.wall_s + live_s) / 3600
@@ -359,6 +381,7 @@ def lab_state(lab: Lab) -> LabState:
         ended=phases.get("ended", 0),
         completed=over.by_outcome.get("completed", 0),
         paused=bool(state[0]),
+        paused_why=said[0][0] if said else None,
         paused_agents=paused_agents,
         approval=state[1],
         best_id=best["id"],
@@ -404,7 +427,7 @@ def state_line(s: LabState) -> str:
     none = "no result stands" if s.best_class is not None else "no result yet"
     parts.append(f"best {bpb(s.best_bpb)} ({s.best_id})" if s.best_id else none)
     left = [
-        f"{s.runs_left} runs left" if s.runs_left is not None else "",
+        f"{s.runs_left} run{'' if s.runs_left == 1 else 's'} left" if s.runs_left is not None else "",
         f"{hours(s.gpu_hours_left)} GPU-hours left" if s.gpu_hours_left is not None else "",
         f"{hours(s.wall_hours_left)} h left" if s.wall_hours_left is not None else "",
     ]
@@ -416,7 +439,7 @@ def state_line(s: LabState) -> str:
     if s.quarantined_gpus:
         parts.append(f"{s.quarantined_gpus} GPUs quarantined")
     if s.paused:
-        parts.append("a human paused the queue")
+        parts.append("a human paused the queue" + (f": {one_line(s.paused_why, 120)}" if s.paused_why else ""))
     if s.paused_agents:
         parts.append(f"a human paused {', '.join(s.paused_agents)}")
     if s.approval == "ask":

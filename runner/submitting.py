@@ -21,7 +21,9 @@ from runner.materialise import budgeted
 from runner.policy import Limits, TrainerPolicy
 from runner.records import Json, Outcome, Phase, Purpose, Run, Submission, WaveRequest
 from runner.research import statics
+from runner.scheduler import matches_type
 from runner.script import Script, read_script
+from runner.text import one_line
 from runner.textfile import read_text
 
 MAX_SOURCE_BYTES = 2 << 20
@@ -104,8 +106,10 @@ def origin(lab: Lab, sub: Submission) -> Origin:
         raise BadValue(
             "Say what to run in one way: source, path, or base with an optional diff and overrides.", next_step="Leave the others out."
         )
+    if sub.path == "":
+        raise BadValue("The path is empty.", next_step="Name an editable file of the trainer folder, or leave the path out.")
     trainer = lab.policy().trainer
-    base = known_run(lab, sub.base) if sub.base else None
+    base = known_run(lab, sub.base) if sub.base is not None else None
     if sub.source is not None:
         text = sub.source
     elif base is not None:
@@ -196,8 +200,9 @@ def check_place(lab: Lab, gpu_type: str | None, host: str | None) -> list[str]:
     if gpu_type is None:
         return []
     names = {g.name for g in lab.store.gpus()}
-    if names and not any(gpu_type.lower() in n.lower() for n in names):
-        return [f"No GPU seen so far has {gpu_type!r} in its name (seen: {', '.join(sorted(names))}); the run waits until one appears."]
+    if names and not any(matches_type(gpu_type, n) for n in names):
+        wanted, seen = one_line(repr(gpu_type), 60), ", ".join(sorted(names))
+        return [f"No GPU seen so far has {wanted} in its name (seen: {seen}); the run waits until one appears."]
     return []
 
 
@@ -251,16 +256,35 @@ def refuse_duplicate(lab: Lab, prepared: Prepared, budget_s: float, gpu_type: st
     if twin is None:
         return
     told = f"val_bpb {twin.val_bpb:.6f}" if twin.val_bpb is not None else (twin.outcome or twin.phase)
-    what = (
-        "differs only by its seed from"
-        if prepared.sha != twin.source_sha and prepared.seed != twin.seed
-        else "is in effect the same as"
-    )
+    what = "differs only by its seed from" if prepared.sha != twin.source_sha and prepared.seed != twin.seed else "is in effect the same as"
     raise Duplicate(
         f"This source {what} {twin.id} ({told}).",
         twin.id,
         next_step=f"To measure noise, ask for a repeat of {twin.id}; else change something that matters.",
     )
+
+
+def refuse_promoted(lab: Lab, run: Run, budget_s: float, gpu_type: str | None) -> None:
+    """Raised: Duplicate, naming the earlier run, when a run was promoted to this GPU type and budget before and that told something."""
+    marks = ", ".join("?" * len(TELLING))
+    there = lab.store.runs(
+        f"promoted_from = ? AND budget_s = ? AND wanted = 'run' AND (outcome IS NULL OR outcome IN ({marks}))",
+        (run.id, budget_s, *map(str, TELLING)),
+        order="seq",
+    )
+    wanted = gpu_type or run.gpu_type
+    twin = next((p for p in there if _same_type(wanted, p)), None)
+    if twin is not None:
+        told = f"val_bpb {twin.val_bpb:.6f}" if twin.val_bpb is not None else (twin.outcome or twin.phase)
+        raise Duplicate(f"{run.id} was promoted there already: {twin.id} ({told}).", twin.id, next_step=f"Ask for a repeat of {twin.id}.")
+
+
+def _same_type(wanted: str | None, run: Run) -> bool:
+    """Whether a run went, or will go, to the GPU type that another asks for; words may be fewer or in another order."""
+    if wanted is None or run.gpu_type is None:
+        return wanted == run.gpu_type
+    known = (run.gpu_name, run.gpu_type)
+    return any(name is not None and matches_type(wanted, name) for name in known) or matches_type(run.gpu_type, wanted)
 
 
 def wave_cells(request: WaveRequest) -> list[Json]:
@@ -271,6 +295,10 @@ def wave_cells(request: WaveRequest) -> list[Json]:
             next_step="Give factors, or cells, or repeats of 2 and more.",
         )
     for name, values in request.factors.items():
+        if name in request.overrides:
+            raise BadValue(
+                f"{name} is both a factor and an override of all cells.", next_step="Leave it out of the overrides, or out of the factors."
+            )
         if not isinstance(values, (list, tuple)) or not values:
             raise BadValue(f"Factor {name} has no values.", next_step=f'Give a list, for example {{"{name}": [1, 2]}}.')
         if len({repr(v) for v in values}) != len(values):

@@ -30,6 +30,7 @@ from runner.lab import Lab
 from runner.records import Json, Outcome, Purpose, Request, Run, Submission, Submitted, Trust, Verdict, WaveRequest
 from runner.replays import submitted_once
 from runner.research import surroundings
+from runner.scheduler import matches_type
 
 ANSWERED = "This request_id was answered before; nothing new was done."
 REQUEST_VERBS = ("hosts_check", "host_setup", "gpu_release", "verify", "fetch")
@@ -86,7 +87,7 @@ def _submit_one(lab: Lab, sub: Submission, prepared: submitting.Prepared, who: s
     budget_s = submitting.checked_budget(lab.policy().limits, sub.budget_s)
     submitting.check_trainer(lab, prepared, budget_s)
     notes = submitting.check_place(lab, sub.gpu_type, sub.host) + surroundings.check(lab, prepared.script.root, sub.host)
-    parent = submitting.known_run(lab, sub.parent).id if sub.parent else prepared.base_run
+    parent = submitting.known_run(lab, sub.parent).id if sub.parent is not None else prepared.base_run
     submitting.check_limits(lab, who, 1, budget_s)
     purpose = submitting.purpose_of(lab, prepared, budget_s, sub.purpose, submitting.trainer_effective_sha(lab))
     if purpose == Purpose.EXPERIMENT and not sub.allow_duplicate:
@@ -277,6 +278,7 @@ def promote(
             raise BadValue(f"seeds is {seeds!r}.", next_step=f"Allowed: 1 to {submitting.MAX_SEEDS}.")
         budget = submitting.checked_budget(lab.policy().limits, budget_s if budget_s is not None else run.budget_s)
         notes = submitting.check_place(lab, gpu_type, None)
+        submitting.refuse_promoted(lab, run, budget, gpu_type)
         submitting.check_limits(lab, who, seeds, budget)
         ids = [
             _copy(
@@ -317,6 +319,11 @@ def _check_promotion(run: Run, gpu_type: str | None, budget_s: float | None) -> 
         )
     if gpu_type is None and budget_s == run.budget_s:
         raise BadValue(f"{run.id} ran for {budget_s:g} s already; the same again is a repeat.", next_step="Ask for a repeat.")
+    if gpu_type is not None and budget_s in (None, run.budget_s) and run.gpu_name and matches_type(gpu_type, run.gpu_name):
+        raise BadValue(
+            f"{run.id} ran on an {run.gpu_name} for {run.budget_s:g} s already; the same again is a repeat.",
+            next_step="Ask for a repeat, or name another GPU type or a longer budget.",
+        )
 
 
 def _copy(
@@ -372,9 +379,7 @@ def cancel(
     return [*done["notes"], *([ANSWERED] if replay else [])]
 
 
-def decide(
-    lab: Lab, run_id: str, verdict: str, *, who: str, why: str | None, override: bool = False, request_id: str | None = None
-) -> Run:
+def decide(lab: Lab, run_id: str, verdict: str, *, who: str, why: str | None, override: bool = False, request_id: str | None = None) -> Run:
     """Write down keep or discard, by whom and why; a verdict may be changed later, each one stays in the audit trail.
 
     Raised: Refused for a keep that the evidence does not carry, unless `override` with a reason.

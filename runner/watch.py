@@ -21,6 +21,7 @@ from runner.mfu import mfu_percent
 from runner.records import Gpu, GpuState, Outcome, Point, Purpose, Run, Severity
 from runner.research import classes, lineage, promotion, pruning, statics, trust
 from runner.research.noise import gain, pooled
+from runner.scheduler import matches_type
 
 LOOK_EVERY_S = 5.0  # detectors; pruning is judged at every tick
 QUIET_S = 60.0  # a condition must be gone so long before its flag comes down
@@ -222,8 +223,8 @@ class Watch:
         state = queries.lab_state(self.lab)
         idle = [(g.uuid, now - g.since) for g in gpus if g.state == GpuState.FREE]
         waiting = queries.queue(self.lab) if state.queued and idle else []
-        names = [g.name.lower() for g in gpus if g.state == GpuState.FREE]
-        blocked = bool(waiting) and all(r.gpu_type and not any(r.gpu_type.lower() in n for n in names) for r in waiting)
+        names = {g.name for g in gpus if g.state == GpuState.FREE}
+        blocked = bool(waiting) and all(r.gpu_type and not any(matches_type(r.gpu_type, n) for n in names) for r in waiting)
         foreign = [(g.uuid, g.state, g.reason or "") for g in gpus if g.state in (GpuState.FOREIGN, GpuState.QUARANTINED)]
         return LabView(
             now=now,

@@ -16,6 +16,7 @@ from runner.records import Purpose, Run
 from runner.research.classes import gpu_of
 from runner.research.noise import CLEAR, WITHIN, Noise, gain, pooled
 from runner.research.rules import Rule, rule_of
+from runner.scheduler import matches_type
 
 CONSIDERED = "promotions_considered"  # setting: wave ids and run ids that were looked at
 KEPT = 4000  # more than the runs that are looked at again
@@ -174,4 +175,4 @@ def across(lab: Lab, class_a: str, class_b: str, budget_s: float) -> list[Across
 
 def class_of_type(lab: Lab, gpu_type: str) -> str | None:
     """The class with most results whose GPU model contains the words; None when nothing ran there."""
-    return next((s["class"] for s in board.scopes(lab) if s["class"] and gpu_type.lower() in gpu_of(s["class"]).lower()), None)
+    return next((s["class"] for s in board.scopes(lab) if s["class"] and matches_type(gpu_type, gpu_of(s["class"]))), None)

@@ -70,6 +70,32 @@ async def test_prompts_are_listed_and_rendered(agent: Agent) -> None:
         await agent.client.call_tool("leaderbord", {})
 
 
+async def test_prompts_refuse_what_is_not_there(agent: Agent) -> None:
+    for name, arguments, said in (
+        ("plan_wave", {"runs": "many"}, "runs must be a whole number from 1 to 512; got 'many'"),
+        ("plan_wave", {"runs": "-3"}, "whole number"),
+        ("plan_wave", {"base": "r9999"}, "There is no run 'r9999'"),
+        ("plan_wave", {"constants": "DEPTH, MATRIX_LRR"}, "Did you mean MATRIX_LR"),
+        ("tune_training", {"budget": "abc"}, "budget must be a number of seconds; got 'abc'"),
+        ("tune_training", {"budget": "1e9"}, "outside what the policy allows"),
+    ):
+        with pytest.raises(MCPError, match=said):
+            await agent.client.get_prompt(name, arguments)
+    content = (await agent.client.get_prompt("tune_training")).messages[0].content
+    assert isinstance(content, TextContent) and "at a budget of 20 s" in content.text
+    with pytest.raises(MCPError) as refused:
+        await agent.client.get_prompt("zzz")
+    assert str(refused.value).count("start_research") == 1
+
+
+async def test_the_leaderboard_says_what_was_changed(agent: Agent, lab: Lab) -> None:
+    verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [4]}), who="cli")
+    finish(lab, "r0001", 1.25)
+    header, names, row = (await read(agent, "lab://leaderboard")).splitlines()
+    assert header.endswith(", budget 20 s")
+    assert dict(zip(names.split("\t"), row.split("\t"), strict=True))["changes"] == "DEPTH=4"
+
+
 async def test_ids_and_constants_are_completed(agent: Agent, lab: Lab) -> None:
     for depth in (4, 6):
         verbs.submit(lab, Submission(overrides={"DEPTH": depth}), who="cli")
