@@ -29,6 +29,7 @@ from mcp_server.desk import Desk
 from mcp_server.notices import Bus, serve_subscriptions, watch
 from mcp_server.prompts import PROMPT_ARGUMENTS, PROMPT_NAMES, add_prompts
 from mcp_server.resources import add_resources
+from mcp_server.stdin import mend_stdin
 from mcp_server.tools import TOOL_NAMES, all_tools
 from runner.errors import OvernightError, UnknownName
 from runner.lab import find_lab
@@ -159,4 +160,5 @@ def serve_stdio(server: MCPServer[Desk]) -> None:
         said = "overnight mcp: serving an MCP client on stdin; `overnight connect claude` says how to connect one. Ctrl-C ends it.\n"
         sys.stderr.write(said)
     sys.stdout.flush()
+    mend_stdin()
     anyio.run(server.run_stdio_async)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pty
 import signal
@@ -16,6 +17,7 @@ import pytest
 from mcp import MCPError, StdioServerParameters
 
 from mcp_server.client import our_environment
+from mcp_server.stdin import whole_characters
 from runner.daemonctl import daemon_pid, stop_daemon
 from runner.engines.surface import SCRIPT
 from runner.lab import Lab
@@ -193,3 +195,40 @@ def test_a_lab_that_was_not_there_is_made_and_said(tmp_path: Path) -> None:
     for expected in (True, False):
         done = subprocess.run(server, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=40, check=True)
         assert (f"there was no lab at {lab}; made a new, empty one" in done.stderr) is expected
+
+
+def test_a_message_with_half_a_character_is_answered(lab: Lab) -> None:
+    server = [sys.executable, "-I", "-m", "mcp_server", "--lab", str(lab.path), "--no-daemon"]
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "cut", "version": "1"}}
+    process = subprocess.Popen(server, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None and process.stdout is not None
+
+    def ask(message: dict[str, object]) -> None:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}) + "\n")
+        process.stdin.flush()
+
+    try:
+        ask({"id": 1, "method": "initialize", "params": hello})
+        process.stdout.readline()
+        ask({"method": "notifications/initialized"})
+        cut = {"overrides": {"DEPTH": 6}, "hypothesis": "whole \U0001f999, half \ud83e."}
+        ask({"id": 2, "method": "tools/call", "params": {"name": "run_experiment", "arguments": cut}})
+        assert json.loads(process.stdout.readline())["id"] == 2
+    finally:
+        process.communicate(timeout=20)
+    (run,) = lab.store.runs()
+    assert run.hypothesis == "whole \U0001f999, half \ufffd."
+
+
+@pytest.mark.parametrize(
+    ("line", "mended"),
+    [
+        (rb"\ud83e\udd99 \uD83E \udd99", rb"\ud83e\udd99 \ufffd \ufffd"),
+        (rb"\ud83d\ud83e\udd99", rb"\ufffd\ud83e\udd99"),
+        (rb"\\ud800 \\\ud800", rb"\\ud800 \\\ufffd"),
+        (rb"\u00e9 \n \ud8", rb"\u00e9 \n \ud8"),
+    ],
+)
+def test_only_halves_are_replaced(line: bytes, mended: bytes) -> None:
+    assert whole_characters(line) == mended
