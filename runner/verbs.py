@@ -321,7 +321,7 @@ def _check_promotion(run: Run, gpu_type: str | None, budget_s: float | None) -> 
         raise BadValue(f"{run.id} ran for {budget_s:g} s already; the same again is a repeat.", next_step="Ask for a repeat.")
     if gpu_type is not None and budget_s in (None, run.budget_s) and run.gpu_name and matches_type(gpu_type, run.gpu_name):
         raise BadValue(
-            f"{run.id} ran on an {run.gpu_name} for {run.budget_s:g} s already; the same again is a repeat.",
+            f"{run.id} ran on {run.gpu_name} for {run.budget_s:g} s already; the same again is a repeat.",
             next_step="Ask for a repeat, or name another GPU type or a longer budget.",
         )
 

@@ -54,7 +54,7 @@ async def test_runs_that_may_land_on_different_types_say_so(agent: Agent, lab: L
 
 async def test_why_a_human_paused_is_told(agent: Agent, lab: Lab) -> None:
     verbs.pause_queue(lab, True, who="cli", why="cooling \x1b[31mdown")
-    assert (await agent("list_runs"))["lab"].endswith("a human paused the queue: cooling down")
+    assert " · a human paused the queue: cooling down · " in (await agent("list_runs"))["lab"]
     verbs.pause_queue(lab, False, who="cli")
     assert "paused" not in (await agent("list_runs"))["lab"]
 
