@@ -266,7 +266,7 @@ def list_runs(
     page = queries.list_runs(lab, phase=phase, outcome=outcome, wave=wave, agent=agent, text=text, limit=limit, cursor=cursor)
     tried = compare.tried(lab, page.rows)
     rows = [
-        [r.id, states.phase_words(r), r.outcome, r.val_bpb, r.verdict, r.wave_id, r.cell or what(r, tried[r.id]), r.hypothesis]
+        [r.id, states.phase_words(r), r.outcome, r.val_bpb, r.verdict, r.wave_id, r.cell or what(r, tried[r.id]) or {}, r.hypothesis]
         for r in page.rows
     ]
 

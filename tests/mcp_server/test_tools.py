@@ -170,7 +170,7 @@ async def test_a_wave_of_repeats_is_analysed_too(agent: Agent, lab: Lab) -> None
     for cell, bpb in zip(rows_of(wave, "runs"), [1.0, 1.1, 0.9], strict=True):
         finish(lab, cell["id"], bpb)
     told = await agent("analyze_wave", wave=wave["wave"])
-    assert told["completed"] == 3 and told["mean"] == 1
+    assert told["completed"] == 3 and rows_of(told, "repeats")[0]["mean"] == 1
 
 
 async def test_waiting_tells_each_result_once(agent: Agent, lab: Lab) -> None:
@@ -315,7 +315,7 @@ async def test_approval_mode_and_a_pause_are_told(agent: Agent, lab: Lab) -> Non
 async def test_budgets_are_enforced_and_said_in_words(tmp_path: Path, agent: Agent, lab: Lab) -> None:
     lab.accept((lab.path.parent / "hosts.toml").read_text().replace("budget_s = 20\n", "budget_s = 20\nmax_runs = 3\n"))
     answer = await agent("submit_wave", factors={"DEPTH": [4, 6]})
-    assert "1 runs left" in answer["lab"]
+    assert " · 1 run left" in answer["lab"]
     told = await agent.fails("submit_wave", factors={"DEPTH": [10, 12]})
     assert "max_runs = 3" in told and "1 left" in told and lab.store.count_runs() == 2
 
@@ -501,7 +501,7 @@ async def test_a_run_and_gpus_out_of_contact_say_so_with_their_age(agent: Agent,
     (kind,) = rows_of(answer, "types")
     assert (kind["gpus"], kind["idle"], kind["unusable"]) == (2, 0, 2)
     assert all(r["state"] == "down" and r["note"].startswith("host down since ") for r in rows_of(answer, "gpus"))
-    assert (await agent("run_experiment", overrides={"DEPTH": 4}))["outlook"].startswith("number 1 in the queue")
+    assert (await agent("run_experiment", overrides={"DEPTH": 4}))["outlook"].startswith("waits: host down since ")
 
 
 async def test_many_gpus_are_summed_up_by_type_and_paged(agent: Agent, lab: Lab) -> None:
