@@ -53,11 +53,17 @@ async def explain(host: HostPolicy, config: list[Path] | None = None, tunnel: as
     ask: dict[str, Any] = {key: wanted[key] for key in ("host", "port", "config") if key in wanted}
     if tunnel is not None:
         ask["tunnel"] = tunnel
-    resolved = asyncssh.SSHClientConnectionOptions(**wanted)
+    # config=(): read ~/.ssh/config, as connecting does; without the word asyncssh reads none here
+    resolved = asyncssh.SSHClientConnectionOptions(**{"config": (), **wanted})
     port = int(getattr(resolved, "port", None) or 22)
-    name = str(getattr(resolved, "host", None) or host.address or host.name)
+    name = str(getattr(resolved, "host_key_alias", None) or getattr(resolved, "host", None) or host.address or host.name)
     try:
         key = await asyncio.wait_for(asyncssh.get_server_host_key(**ask), ASK_LIMIT_S)
+    except asyncssh.HostKeyNotVerifiable as problem:  # not this host's own key: fetching that trusts any
+        return HostKeyError(
+            f"A host on the way to {host.name} (ProxyJump of ~/.ssh/config) has a key that is not known: {problem}.",
+            next_step="Log in there once with ssh and compare the fingerprint, or name it as `jump` in hosts.toml: it is shown here then.",
+        )
     except (asyncssh.Error, OSError, asyncio.TimeoutError) as problem:
         return HostError(f"The host key of {host.name} could not be fetched: {problem or type(problem).__name__}.")
     if key is None:
@@ -88,8 +94,8 @@ def known_keys(files: list[str], name: str, port: int) -> list[str]:
     found: list[str] = []
     for file in files:
         try:
-            matched = asyncssh.match_known_hosts(os.path.expanduser(file), name, name, port if port != 22 else None)
+            matched = asyncssh.match_known_hosts(os.path.expanduser(file), name, "", port if port != 22 else None)
         except (OSError, ValueError, asyncssh.Error):
             continue  # no such file, or one that cannot be read: then it knows nothing
         found += [key.get_fingerprint() for key in matched[0] if hasattr(key, "get_fingerprint")]
-    return list(dict.fromkeys(found))  # a name that is also the address matches twice
+    return list(dict.fromkeys(found))

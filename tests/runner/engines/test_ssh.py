@@ -100,9 +100,9 @@ async def far(net: Net, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Asyn
     monkeypatch.setattr(sshlink, "BACK_OFF_S", (0.1, 0.3, 1.0))
     engines: list[SshEngine] = []
 
-    async def make(number: int = 0, *, lab: Lab | None = None, config: list[Path] | None = None, **host: Any) -> Far:
+    async def make(number: int = 0, *, lab: Lab | None = None, config: list[Path] | None = None, users: bool = False, **host: Any) -> Far:
         lab = lab or make_lab(tmp_path)
-        engine = SshEngine(lab, net.hosts[number].policy(**host), config=config or [net.config])
+        engine = SshEngine(lab, net.hosts[number].policy(**host), config=None if users else config or [net.config])
         await engine.start()
         engines.append(engine)
         return Far(lab, net.hosts[number], engine)
@@ -378,6 +378,37 @@ async def test_an_unknown_and_a_changed_host_key_are_told_apart(net: Net, far: A
     await one.up()
 
 
+async def test_the_advice_about_a_key_holds_for_an_alias_of_the_users_own_ssh_config(
+    net: Net, far: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No config is named, as in a user's lab: ~/.ssh/config says where the alias leads and which file knows its key."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ssh").mkdir()
+    known = tmp_path / ".ssh" / "known_hosts"
+    known.touch()
+    there = f"  HostName {net.hosts[0].address}\n  User root\n  IdentityFile {net.key}\n"
+    hop = f"Host through\n  HostName {net.hosts[1].address}\n  User root\n  IdentityFile {net.key}\n  ProxyJump big\n"
+    (tmp_path / ".ssh" / "config").write_text(f"Host big\n{there}Host big2\n{there}  HostKeyAlias cluster\n{hop}")
+    for alias, name in (("big2", "cluster"), ("big", net.hosts[0].address)):
+        one = await far(users=True, address=alias, user=None, identity=None)
+        link = one.engine.link
+        await until(told(lambda link=link: "unknown" in str(link.error)))
+        line = link.error.next_step.split("known_hosts: ")[1]
+        assert line.split()[0] == name
+        key = (net.hosts[1].folder / "host_key.pub").read_text().split()[:2]
+        known.write_text(f"{name} {' '.join(key)}\n")
+        link.retry_now()
+        await until(told(lambda link=link: "CHANGED" in str(link.error)))
+        known.write_text("")
+        if name == "cluster":
+            behind = await far(1, users=True, address="through", user=None, identity=None)
+            await until(told(lambda link=behind.engine.link: "on the way to gpu2" in str(link.error)))
+            assert behind.engine.link.error.code == "host_key"
+        known.write_text(f"{line}\n")
+        link.retry_now()
+        await one.up()
+
+
 async def test_ssh_config_gives_the_alias_and_a_jump_host_leads_on(net: Net, far: Any, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(
@@ -456,15 +487,16 @@ async def test_keys_that_cannot_be_used_are_a_sentence_and_the_engine_goes_on(ne
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"python": "/no/such/python"}, "/no/such/python did not start"),
-        ({"user": "nobody-at-all"}, "refused the login"),
-        ({"address": "{subnet}.200"}, "cannot be reached|did not answer"),
-        ({"port": 2}, "cannot be reached"),
-        ({"workdir": "/proc/nowhere"}, "cannot be used"),
-        ({"address": "no-such-name.invalid"}, "cannot be reached"),
+        ({"python": "/no/such/python"}, "/no/such/python did not start.*Set python of gpu1"),
+        ({"user": "nobody-at-all"}, "refused the login.*set user and identity"),
+        ({"address": "{subnet}.200"}, "(cannot be reached: No route to host|did not answer).*Is it up"),
+        ({"port": 2}, "cannot be reached: Connection refused.*Does sshd run there"),
+        ({"workdir": "/proc/nowhere"}, "cannot be used.*Set workdir of gpu1"),
+        ({"address": "no-such-name.invalid"}, "cannot be reached.*Correct its address"),
     ],
 )
 async def test_what_is_wrong_with_a_host_is_a_sentence(net: Net, far: Any, change: dict[str, Any], words: str) -> None:
+    """And the sentence after it names what to look at."""
     change = {key: value.replace("{subnet}", net.subnet) if isinstance(value, str) else value for key, value in change.items()}
     one = await far(**change)
 
