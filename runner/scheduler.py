@@ -120,9 +120,12 @@ def _pick_open(wish: Wish, open_slots: Sequence[SlotView]) -> SlotView | None:
 
 
 def _pick_behind(wish: Wish, busy: Sequence[SlotView], room: Mapping[str, int]) -> SlotView | None:
-    """The busy slot that comes free first, has room for a standby, and is near its end (or far away)."""
+    """The busy slot with the fewest standbys that comes free first, has room for one, and is near its end (or far away).
+
+    One behind each before a second behind any: out of contact, what waits on one machine cannot move to another that idles.
+    """
     fitting = [s for s in busy if room[s.uuid] > 0 and fits(wish, s) and (s.far or (s.left_s is not None and s.left_s <= EAGER_LEFT_S))]
-    return min(fitting, key=lambda s: s.left_s if s.left_s is not None else float("inf")) if fitting else None
+    return min(fitting, key=lambda s: (-room[s.uuid], s.left_s if s.left_s is not None else float("inf"))) if fitting else None
 
 
 def _take_back(wishes: Collection[Wish], slots: Sequence[SlotView], open_slots: Sequence[SlotView], plan: Plan) -> None:

@@ -74,6 +74,12 @@ def test_no_standby_long_before_the_end_on_this_machine_but_on_a_far_one() -> No
     assert place([wish(3)], [far], handed_ahead=0).placements == []
 
 
+def test_one_waits_behind_each_far_gpu_before_a_second_does_behind_any() -> None:
+    busy = [slot(n, usable=False, run_id=f"r{n:04d}", left_s=left, far=True) for n, left in enumerate((10.0, 200.0, 100.0, None))]
+    plan = place([wish(n) for n in range(10, 16)], busy, handed_ahead=2)
+    assert [p.uuid for p in plan.placements] == ["a-0", "a-2", "a-1", "a-3", "a-0", "a-2"]
+
+
 def test_standbys_are_taken_back_for_a_free_slot_a_higher_priority_and_a_pause() -> None:
     held = slot(0, usable=False, run_id="r0001", left_s=20.0, waiting=(wish(2),))
     assert place([], [held, slot(1)]).withdraw == {"r0002": "a slot on a is free"}
