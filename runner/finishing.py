@@ -86,7 +86,10 @@ def _outcome(roster: Roster, track: Track, state: State, tail: str, summary_seen
             return {"outcome": Outcome.CANCELLED, "cause": None, "cause_text": text, "last_lines": _last_lines(tail)}
         return {"outcome": Outcome.LOST, "cause": "lost", "cause_text": f"{why} while it ran", "last_lines": _last_lines(tail)}
     said = reading.classify_end(state.status, track.run, tail, summary_seen=summary_seen, error=track.error)
-    fields = {"outcome": said.outcome, "cause": said.cause, "cause_text": track.stop_why or said.cause_text, "last_lines": said.last_lines}
+    # a stop that came too late (a standby that had its GPU already, a run that had ended) explains nothing
+    stopped = (state.status or {}).get("stop_reason") == track.stop_asked
+    words = (track.stop_why if stopped else None) or said.cause_text
+    fields = {"outcome": said.outcome, "cause": said.cause, "cause_text": words, "last_lines": said.last_lines}
     if track.run.purpose == Purpose.VERIFY:
         fields |= verifying.conclude(roster, track.run, tail)
     elif track.run.purpose == Purpose.PREFLIGHT:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner import telemetry, verbs
+from runner import reconcile, telemetry, verbs
 from runner.engines import simrun, surface
 from runner.errors import PolicyError
 from runner.lab import Lab
@@ -215,8 +215,10 @@ async def test_a_withdrawal_that_comes_too_late_changes_nothing(tmp_path: Path) 
     async with serving(lab) as daemon:
         run_id = submit(lab)
         await until(lambda: get(lab, run_id).step)
-        await daemon.roster.engines["sim"].stop(run_id, "sim", "withdrawn")
-        assert (await ended(lab, run_id))[0].outcome == "completed"
+        roster = daemon.roster
+        assert await reconcile.ask_stop(roster, roster.engines["sim"], roster.tracks[run_id], "withdrawn", "a slot on other is free")
+        run = (await ended(lab, run_id))[0]
+        assert (run.outcome, run.cause_text) == ("completed", None)
     lab.close()
 
 
