@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from runner import daemonlock, dispatch, finishing, follow, reconcile, requests, telemetry, upkeep
+from runner import daemonlock, dispatch, finishing, follow, moving, reconcile, requests, telemetry, upkeep
 from runner.engines import make_engine
 from runner.engines.base import Engine, State
 from runner.errors import DaemonError, LabError, OvernightError, PolicyError
@@ -233,8 +233,8 @@ class Daemon:
         telemetry.thin(self.roster)
 
     async def sync_hosts(self) -> None:
-        """An engine and a follower for each host of the policy; a removed host keeps its engine until its last run ended."""
-        wanted = {h.name: h for h in self.lab.policy().hosts}
+        """An engine and a follower for each host of the policy; a host that went or moved keeps its engine until its last run ended."""
+        wanted = {h.name: moving.in_use(self.roster, h) for h in self.lab.policy().hosts}
         for name, host in wanted.items():
             if self.roster.hosts.get(name) == host:
                 continue
@@ -250,6 +250,7 @@ class Daemon:
                 self.roster.note(f"host {name}", f"host {name}: {error}")
                 continue
             self.roster.engines[name] = engine
+            moving.record(self.roster, host)
             for track in self.roster.on_host(name):
                 self.roster.store.clear_flag(track.run.id, "host_removed")
             self.followers[name] = self.every(f"follow {name}", POLL_S[host.kind], lambda n=name, e=engine: self.follow_host(n, e))  # type: ignore[misc]

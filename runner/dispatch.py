@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from runner import finishing, launch, measuring, reconcile, scheduler, states, telemetry, verifying
+from runner import finishing, launch, measuring, moving, reconcile, scheduler, states, telemetry, verifying
 from runner.engines.base import Spec
 from runner.errors import EngineError, HostError, LabError, PolicyError, RequestError
 from runner.fitness import TRAINER
@@ -188,8 +188,8 @@ class Dispatcher:
         if report is None or not report.up:
             return f"it is out of reach ({host.error or 'not connected yet'})"
         hold = states.host_hold(dataclasses.replace(host, disk_free_mib=report.disk_free_mib), self.roster.lab.policy())
-        if hold:
-            return hold
+        if hold or moving.moves(self.roster, host.name):
+            return hold or moving.WORDS
         unfit = self.roster.fitness.hold(host.name)
         return f"it is unfit: {unfit}" if unfit else None
 

@@ -67,6 +67,8 @@ def host_hold(host: Host, policy: Policy) -> str | None:
     """Why a host that answers takes no new run; None when it does. (Whether it is unfit just now is the daemon's to know.)"""
     if policy.host(host.name) is None:
         return "it is no longer in hosts.toml"
+    if host.info and host.info.get("moves"):
+        return str(host.info["moves"])
     if host.paused:
         return "it is paused"
     if host.drain:
@@ -78,7 +80,7 @@ def host_state(host: Host, policy: Policy) -> str:
     """One word for a host: down before what a human told it, that before `up`."""
     if host.state in (HostState.DOWN, HostState.REMOVED):
         return str(host.state)
-    if host.drain or policy.host(host.name) is None:
+    if host.drain or policy.host(host.name) is None or (host.info and host.info.get("moves")):
         return "draining"
     return "paused" if host.paused else str(host.state)
 

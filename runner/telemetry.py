@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from runner import devices, states
+from runner import devices, moving, states
 from runner.records import GpuState, HostState, Sample, Severity
 
 if TYPE_CHECKING:
@@ -53,6 +53,8 @@ def _record_host(roster: Roster, report: HostReport, before: Host | None, now: f
     info = {k: v for k, v in report.info.items() if k != "environment"}
     if policy is not None:
         info["labels"] = policy.labels
+    if moving.moves(roster, name):
+        info["moves"] = moving.WORDS
     if before is None:
         store.upsert_host(name, kind=policy.kind if policy else "local", state=HostState.NEW, since=now)
     if report.up:

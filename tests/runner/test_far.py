@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runner import queries
 from runner.records import GpuState
 from tests.runner.daemons import until
 from tests.runner.engines.sshrig import Net
@@ -135,3 +136,29 @@ async def test_two_labs_share_the_hosts_and_never_a_gpu(far: Any) -> None:
     await two.all_ended(120)
     assert not [line for line in one.journal() if line[0] == "DOUBLE"]
     assert all(run.outcome == "completed" for lab in (one, two) for run in lab.runs())
+
+
+async def test_a_host_that_moves_in_hosts_toml_keeps_its_runs_until_they_have_ended(far: Any, net: Net) -> None:
+    lab, host = far(policy="handed_ahead = 1\n"), net.hosts[0]
+    lab.daemon()
+    ids = [lab.submit(LINES=80, LINE_S=0.1) for _ in range(4)]
+    await until(lambda: all(lab.run(i).step for i in ids), 40)
+    text = lab.lab.hosts_file.read_text().replace(f'workdir = "{host.work}"', f'workdir = "{host.folder}/work-2"')
+    lab.lab.hosts_file.write_text(text)
+    lab.lab.accept(text)
+
+    def gpu1() -> Any:
+        return next(h for h in queries.host_objects(lab.lab) if h["name"] == "gpu1")
+
+    await until(lambda: gpu1()["state"] == "draining", 20)
+    assert "leads elsewhere" in gpu1()["error"]
+    lab.kill_daemon()  # the next one finds only the new text
+    lab.daemon()
+    runs = await lab.ended(*ids, deadline_s=60)
+    assert [run.outcome for run in runs] == ["completed"] * 4
+    await until(lambda: gpu1()["state"] == "up" and gpu1()["error"] is None, 20)
+    after = [lab.submit() for _ in range(4)]
+    await lab.ended(*after)
+    assert (host.folder / "work-2" / "labs").is_dir()
+    lab.verify()
+    shutil.rmtree(host.folder / "work-2")
