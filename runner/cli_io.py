@@ -20,12 +20,12 @@ from typing import Annotated, Any
 import typer
 
 from runner import sources, verbs
-from runner.daemonctl import ensure_daemon
+from runner.daemonctl import daemon_pid, ensure_daemon
 from runner.errors import ERROR_CODES, BadValue, DaemonError, OvernightError
 from runner.keeper import Keeper
 from runner.lab import Lab, open_lab
 from runner.records import Request
-from runner.text import clean, one_line
+from runner.text import ago, clean, one_line
 from runner.textfile import read_text
 
 WHO = "cli"
@@ -56,6 +56,14 @@ def lab_of(context: typer.Context, *, create: bool = False, readonly: bool = Fal
     lab = open_lab(context.find_root().obj, create=create, readonly=readonly)
     context.call_on_close(lab.close)
     return lab
+
+
+def say_unwatched(lab: Lab) -> None:
+    """Below a table of what is now: that it is not now, because no daemon looks."""
+    row = lab.store.daemon()
+    if row is not None and daemon_pid(lab) is None:
+        since = f"it is as it was {ago(time.time() - row.beat_at)} ago"
+        say(f"! No daemon runs, so nobody watches: {since}. `overnight daemon start` starts it.")
 
 
 def finite_only(value: Any) -> Any:

@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from runner import daemonctl, queries, verbs
-from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answer
+from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, say_unwatched, table, wait_for_answer
 from runner.cli_runs import Ids, Why, show_done
-from runner.errors import UnknownName
+from runner.errors import RequestError, UnknownName
 from runner.lab import Lab
 from runner.text import ago, one_line
 
@@ -179,7 +179,7 @@ def decline(
 def print_hosts(lab: Lab, rows: list[dict[str, Any]], *, json: bool) -> None:
     """Hosts, then each check that was made."""
     if json:
-        emit(lab, {"hosts": rows})
+        emit(lab, {"hosts": rows, "pending": lab.store.meta("policy_pending")})
         return
     table(
         ("host", "kind", "state", "for", "gpus"),
@@ -196,6 +196,10 @@ def print_hosts(lab: Lab, rows: list[dict[str, Any]], *, json: bool) -> None:
                 say(f"  {mark:<3} {check['name']:<22} {one_line(check.get('text') or str(check.get('value', '')), 300)}")
         if row["next"]:
             say(f"  → {row['next']}")
+    if not any(row["checks"] for row in rows):  # a check is answered by a daemon that looks
+        say_unwatched(lab)
+    if pending := lab.store.meta("policy_pending"):
+        say(f"! {pending}")
 
 
 def hosts(context: typer.Context, json: JsonFlag = False) -> None:
@@ -206,10 +210,15 @@ def hosts(context: typer.Context, json: JsonFlag = False) -> None:
 
 
 def known_host(lab: Lab, name: str) -> str:
-    """The name, when hosts.toml has it. Raised: UnknownName."""
+    """The name, when the policy in force has it. Raised: UnknownName, or RequestError with what the edit of hosts.toml waits for."""
     names = [h.name for h in lab.policy().hosts]
-    if name not in names:
-        raise UnknownName("host", one_line(name, 60), names, where=str(lab.policy().path))
+    if name in names:
+        return name
+    unknown = UnknownName("host", one_line(name, 60), names, where="hosts.toml as it is in force")
+    if waits := lab.sync_policy():
+        raise RequestError(unknown.message, next_step=waits)
+    if lab.policy().host(name) is None:  # taken over just now
+        raise unknown
     return name
 
 
@@ -218,6 +227,7 @@ def hosts_check(
 ) -> None:
     """Check hosts: reachable, key, Python, torch, GPUs, disk, data; all at once. Exit code 1 when one is not fit."""
     lab = lab_of(context, create=True)
+    lab.sync_policy()  # an edit of a second ago is told, too
     wanted = [known_host(lab, n) for n in names or []]
     result = wait_for_answer(lab, verbs.ask(lab, "hosts_check", {"hosts": wanted}, who=WHO))
     reports = {r["name"]: r for r in result.get("hosts", [])}

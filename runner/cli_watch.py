@@ -13,7 +13,7 @@ import typer
 
 from runner import queries, states, verbs
 from runner.board import trust_word
-from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table, wait_for_answer
+from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, say_unwatched, table, wait_for_answer
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.mfu import under_load
@@ -23,6 +23,7 @@ from runner.text import ago, bpb, clean, one_line, percent, signed, significant,
 
 Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=10000, metavar="N", help="At most so many rows.")]
 FOLLOW_EVERY_S = 0.3
+SAMPLE_STALE_S = 15.0  # a card is read every second
 
 
 def register(app: typer.Typer) -> None:
@@ -99,6 +100,8 @@ def runs(
         say(f"waiting: {why}")
     if page.cursor:
         say(f"{len(rows)} of {page.total}; more with --cursor {page.cursor}")
+    if any(not r.ended for r in page.rows):
+        say_unwatched(lab)
 
 
 def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="ID")], json: JsonFlag = False) -> None:
@@ -338,6 +341,7 @@ def gpus(context: typer.Context, json: JsonFlag = False) -> None:
             notes.setdefault(str(r["note"]), []).append(place_of(r))
     for note, places in notes.items():
         say(f"! {', '.join(places)}: {one_line(note, 500)}")
+    say_unwatched(lab)
 
 
 def place_of(row: dict[str, Any]) -> str:
@@ -347,7 +351,8 @@ def place_of(row: dict[str, Any]) -> str:
 
 def gpu_row(row: dict[str, Any]) -> tuple[Any, ...]:
     """One line of the table of GPUs."""
-    sample = (row["sample"] or {}) if row["state"] not in (GpuState.DOWN, GpuState.LOST) else {}  # figures of another time
+    past = row["state"] in (GpuState.DOWN, GpuState.LOST) or (row["sample_age_s"] or 0.0) > SAMPLE_STALE_S  # figures of another time
+    sample = {} if past else row["sample"] or {}
 
     def amount(key: str, unit: str) -> str:
         value = sample.get(key)

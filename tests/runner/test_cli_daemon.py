@@ -12,6 +12,7 @@ import pytest
 from runner.daemonctl import daemon_status, stop_daemon
 from runner.lab import Lab
 from tests.runner.commands import overnight, program
+from tests.runner.daemons import kill_daemon
 from tests.runner.labs import make_lab
 
 FAKE = '[[host]]\nname = "sim"\nkind = "fake"\nspeed = 400\ntypes = { H100 = 3, H200 = 1 }\n'
@@ -116,6 +117,34 @@ def test_gpus_and_hosts_are_listed(lab: Lab, capsys: pytest.CaptureFixture[str])
     assert {"since_s", "error", "next", "checks"} <= set(host)
     table = overnight(capsys, "--lab", lab.path, "gpus").out
     assert "sim:0" in table and "sim:3" in table and "NVIDIA H200" in table
+
+
+def test_tables_say_when_nobody_watches(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    overnight(capsys, "--lab", lab.path, "daemon", "start")
+    overnight(capsys, "--lab", lab.path, "queue", "pause")
+    overnight(capsys, "--lab", lab.path, "run", "--json")
+    until = time.monotonic() + 20
+    while not overnight(capsys, "--lab", lab.path, "gpus", "--json").object["gpus"]:
+        assert time.monotonic() < until
+    words = [["gpus"], ["hosts"], ["runs"]]
+    assert not any("nobody watches" in overnight(capsys, "--lab", lab.path, *w).out for w in words)
+    kill_daemon(lab)
+    assert all("nobody watches: it is as it was" in overnight(capsys, "--lab", lab.path, *w).out for w in words)
+    lab.store._write("UPDATE gpus SET telemetry = json_set(telemetry, '$.at', 1.0)", ())
+    assert all(" W " not in line for line in overnight(capsys, "--lab", lab.path, "gpus").out.splitlines())  # figures of another time
+
+
+def test_a_host_added_to_hosts_toml_leads_to_policy_accept(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    overnight(capsys, "--lab", lab.path, "daemon", "start")
+    lab.hosts_file.write_text(lab.hosts_file.read_text() + FAKE.replace('"sim"', '"more"'))
+    for command in ("check", "setup", "pause"):
+        said = overnight(capsys, "--lab", lab.path, "hosts", command, "more")
+        assert said.code == 2 and "[[host]] more is new" in said.err and "overnight policy accept" in said.err
+    assert "overnight policy accept" in overnight(capsys, "--lab", lab.path, "hosts", "check").out
+    assert "more is new" in overnight(capsys, "--lab", lab.path, "hosts", "--json").object["pending"]
+    overnight(capsys, "--lab", lab.path, "policy", "accept")
+    assert overnight(capsys, "--lab", lab.path, "hosts", "--json").object["pending"] is None
+    assert "policy accept" not in overnight(capsys, "--lab", lab.path, "hosts").out
 
 
 def test_a_paused_queue_starts_nothing_until_it_is_resumed(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
