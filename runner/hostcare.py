@@ -97,6 +97,8 @@ def advice(host: HostPolicy, bad: Check | None) -> str:
         return f"Run `overnight hosts setup {host.name}`, or set python of {host.name} in hosts.toml to an interpreter that has torch."
     if bad["name"] == "disk":
         return f"Free space on {host.name}, or lower its min_free_disk_mib."
+    if bad["name"] == "GPUs" and "hosts.toml gives" in bad["text"]:
+        return f"Correct gpus of {host.name} in hosts.toml."
     if bad["name"] in ("GPUs", "GPU driver"):
         return f"Try nvidia-smi on {host.name}."
     return ""

@@ -210,7 +210,8 @@ class Telemetry:
         if self.fatal:
             return f"The GPUs cannot be read: {self.fatal}."
         if self.missing():
-            return f"hosts.toml gives {self.host.name} the GPU {', '.join(self.missing())}, which it does not have."
+            has = ", ".join(f"{line.get('index')} ({line['uuid']})" for line in self.lines.values())
+            return f"hosts.toml gives {self.host.name} the GPU {', '.join(self.missing())}, which it does not have. It has {has}."
         return None
 
 

@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import errno
 import hashlib
 import importlib.util
 import itertools
 import json
 import logging
+import os
 import random
 import re
 import shlex
+import socket
 import time
 import zlib
 from collections.abc import Callable
@@ -40,6 +43,7 @@ BACK_OFF_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 DEFAULT_WORKDIR = "~/overnight"
 MARKER = b"OVERNIGHT-LINK\n"
 NOISE_LIMIT = 1 << 16
+FOLDER = "the folder "  # how BOOT's refusal of a workdir begins
 log = logging.getLogger("overnight.ssh")
 
 # Runs on any Python the host has: says what is wrong with it, takes our files when they are not there yet, becomes the link's far end.
@@ -291,8 +295,20 @@ class SshLink:
                 next_step="A key with a passphrase must be loaded into your ssh agent (`ssh-add`); leave identity out then.",
             ) from problem
         except (asyncssh.Error, OSError) as problem:
-            said = getattr(problem, "reason", None) or getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
-            raise HostError(f"{host.name} ({hostkeys.place(host)}) cannot be reached: {said}.") from problem
+            raise self._not_reached(host, problem) from problem
+
+    def _not_reached(self, host: HostPolicy, problem: Exception) -> HostError:
+        """Why there is no connection, in the system's words, and what to look at."""
+        said = getattr(problem, "reason", None) or getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+        place = hostkeys.place(host)
+        next_step = f"Is it up, and can this machine reach it? Try `ssh {place}`."
+        if isinstance(problem, socket.gaierror):
+            next_step = f"Correct its address in hosts.toml, or name it in ~/.ssh/config, and try `ssh {place}`."
+        elif isinstance(problem, OSError) and problem.errno:
+            said = os.strerror(problem.errno)  # asyncio's own words do not say why
+            if problem.errno == errno.ECONNREFUSED:
+                next_step = f"Does sshd run there, on that port? Try `ssh {place}`."
+        return HostError(f"{host.name} ({place}) cannot be reached: {said}.", next_step=next_step)
 
     async def _boot(self, connection: asyncssh.SSHClientConnection) -> Channel:
         """Start our program on the host, sending it first when this version is not there yet."""
@@ -315,7 +331,7 @@ class SshLink:
                     process.stdin.write(b"%d\n" % len(packed) + packed)
                     await process.stdin.drain()
                 return channel
-            why = first[0].get("refused") if first else "our program ended at once"
+            why = str(first[0].get("refused")) if first else "our program ended at once"
         except asyncio.IncompleteReadError:
             said = (await process.stderr.read(2000)).decode("utf-8", "replace").strip().split("\n")[-1]
             why = f"{self.host.python or 'python3'} did not start: {said or 'no reason given'}"
@@ -323,7 +339,8 @@ class SshLink:
             why = f"its login took longer than {BOOT_LIMIT_S:g} s before our program spoke; look at what its shell runs at login"
         except (asyncssh.Error, OSError) as problem:
             why = f"our program could not be started: {problem or type(problem).__name__}"
-        raise HostError(f"{self.host.name}: {why}.", next_step=f"Set python of {self.host.name} in hosts.toml to a Python 3.8 or later.")
+        key, allowed = ("workdir", "a folder you may write there") if why.startswith(FOLDER) else ("python", "a Python 3.8 or later")
+        raise HostError(f"{self.host.name}: {why}.", next_step=f"Set {key} of {self.host.name} in hosts.toml to {allowed}.")
 
     # -- asking ---------------------------------------------------------------------------------------------------------------------------
 

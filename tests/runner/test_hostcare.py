@@ -88,6 +88,12 @@ class TestOnHosts:
         assert by_name(again)["reachable"]["ok"] and by_name(again)["host key"]["ok"]
         assert two["state"] == "down" and "SHA256:" in two["error"] and by_name(two)["host key"]["ok"] is False and two["next"]
 
+    async def test_a_gpu_that_is_not_there_is_for_hosts_toml_to_mend(self, net: Net, engines: Any, tmp_path: Path) -> None:
+        engine = await engines(make_lab(tmp_path), gpus=[0, 7])
+        found = await hostcare.check(engine.host, engine)
+        assert "the GPU 7, which it does not have. It has 0 (GPU-1a)" in found["error"]
+        assert found["state"] == "unfit" and found["next"] == "Correct gpus of gpu1 in hosts.toml."
+
     async def test_setup_with_a_given_python_copies_the_trainer_and_prepares_data(self, net: Net, engines: Any, tmp_path: Path) -> None:
         lab = make_lab(tmp_path)
         write_trainer(tmp_path, "print('preparing'); open(os.path.join(os.environ['OVERNIGHT_DATA'], 'tokens.bin'), 'w').write('x')")
