@@ -96,12 +96,13 @@ class SshEngine:
     async def capacity(self) -> list[HostReport]:
         """The host as last heard of."""
         link = self.link
-        error = self.telemetry.trouble() if link.up else str(link.error or "not connected")
-        if link.up and not self.telemetry.heard and self.host.gpus != []:
-            error = "Its GPU sampler has not answered yet."
         if link.up and time.monotonic() - self.asked_at > 10:
             with contextlib.suppress(HostError):
                 await self._ask_states({}, limit_s=3.0)
+        # after the asking, in which the link may be lost: a host that is down always says why
+        error = self.telemetry.trouble() if link.up else str(link.error or "not connected")
+        if link.up and not self.telemetry.heard and self.host.gpus != []:
+            error = "Its GPU sampler has not answered yet."
         return [
             HostReport(
                 host=self.host.name,

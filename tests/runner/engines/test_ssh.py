@@ -241,6 +241,24 @@ async def test_killed_sshd_comes_back_and_no_byte_is_missing_or_doubled(far: Any
     assert one.logs["r0001"] == one.printed("r0001") == b"".join(b"line %d\n" % i for i in range(60))
 
 
+async def test_a_host_lost_while_it_is_asked_says_why_it_is_down(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await far()
+    await one.up()
+
+    async def lost_meanwhile(*_: Any, **__: Any) -> Any:
+        one.host.kill_sshd()
+        await until(told(lambda: not one.engine.link.up))
+        raise HostError("lost")
+
+    monkeypatch.setattr(one.engine, "_ask_states", lost_meanwhile)
+    one.engine.asked_at = float("-inf")
+    try:
+        report = (await one.engine.capacity())[0]
+        assert not report.up and "gpu1" in str(report.error)
+    finally:
+        one.host.start_sshd()
+
+
 async def test_a_cut_link_makes_runs_unreachable_never_failed(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sshlink, "KEEPALIVE_S", 1)
     one = await far()
