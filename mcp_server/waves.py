@@ -97,11 +97,12 @@ def best_cells(analysis: Analysis, runs: list[Run]) -> Table:
     if analysis.observed_best is not None:
         best = analysis.observed_best
         ids = [run.id for run in runs if score(run) == best.value]
-        rows.append(["seen", best.cell, best.value, None, ids[0] if ids else None])
+        rows.append(["seen", best.cell, best.value, None, ids[0] if ids else "known before"])
     if analysis.predicted_best is not None:
         best = analysis.predicted_best
         ids = [run.id for run in runs if (run.cell or {}) == best.cell and run.outcome == Outcome.COMPLETED]
-        rows.append(["predicted", best.cell, rounded(best.value, 6), rounded(best.se, 6), ids[0] if ids else "never ran"])
+        ran = ids[0] if ids else "known before" if best.ran else "never ran"
+        rows.append(["predicted", best.cell, rounded(best.value, 6), rounded(best.se, 6), ran])
     return Table(["which", "cell", "val_bpb", "se", "run"], rows)
 
 

@@ -39,3 +39,8 @@ def words(value: str | None) -> str | None:
     if value is None or not value.strip():
         return None
     return text.clean(value)[:MAX_WORDS]
+
+
+def cell(values: dict[str, object]) -> str:
+    """A cell of a wave as it is typed: NAME=VALUE, NAME=VALUE."""
+    return ", ".join(f"{name}={value}" for name, value in values.items()) or "the script as it is"

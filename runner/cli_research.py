@@ -94,9 +94,7 @@ def noise(
     if repeats is not None or run_id is not None:
         chosen = run_id or next((r["baseline"] for r in found if r["baseline"]), None)
         if chosen is None:
-            raise BadValue(
-                "There is no baseline to repeat yet.", next_step="`overnight run --baseline --seeds 3` makes one and its noise floor."
-            )
+            raise _no_baseline(lab)
         hand_over(lab, verbs.repeat(lab, chosen, repeats or 1, who=WHO), wait=wait, json=json)
         return
     if json:
@@ -123,7 +121,19 @@ def noise(
         right="runs noise repeats",
     )
     if any(r["noise_sd"] is None for r in found):
-        say("No noise floor where nothing was repeated: `overnight noise --repeats 3` repeats the baseline.")
+        say("No noise floor where nothing was repeated: `overnight noise --repeats 3 --run ID` repeats a run in its class.")
+    if any(r["noise_sd"] == 0 for r in found):
+        say("Repeats that agree to the last digit measure no noise: no gain is clear there.")
+
+
+def _no_baseline(lab: Lab) -> BadValue:
+    """Why there is nothing to repeat, and what to do."""
+    waiting = lab.store.runs("purpose = 'baseline' AND (outcome IS NULL OR outcome = 'completed')", order="seq", limit=1)
+    if waiting:
+        state = "is not ranked: see `overnight show`" if waiting[0].ended else "has not ended yet"
+        told = f"`overnight noise --repeats N --run {waiting[0].id}` repeats it all the same."
+        return BadValue(f"The baseline {waiting[0].id} {state}.", next_step=told)
+    return BadValue("There is no baseline to repeat yet.", next_step="`overnight run --baseline --seeds 3` makes one and its noise floor.")
 
 
 def six(value: float | None) -> str:

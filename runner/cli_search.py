@@ -47,6 +47,8 @@ def compare(
     for wish, found in ((first, a), (second, b)):
         if found is None:
             raise Refused(f"Nothing with a result ran on a GPU like {wish!r}.", next_step="`overnight leaderboard` names the classes.")
+    if a == b:
+        raise BadValue(f"{first!r} and {second!r} are one class here ({gpu_of(str(a))}).", next_step="Name two types of GPU.")
     budget_s = budget or lab.policy().limits.budget_s
     rows = promotion.across(lab, str(a), str(b), budget_s)
     flips = promotion.flips(lab, str(a), str(b), budget_s)
@@ -60,7 +62,7 @@ def compare(
             [(r.run_a, percent(r.percent_a, 2), str(r.rank_a), r.run_b, percent(r.percent_b, 2), str(r.rank_b)) for r in rows],
         )
     else:
-        say("No baseline ran on both types at this budget: promote one (`overnight decide ID promote`) to compare gains.")
+        say(f"No baseline ran on both types at this budget: `overnight promote ID --gpu {second}` runs one there, to compare gains.")
     for f in flips[:20]:
         kind = "Clear flip" if f.clear else "Flip within noise"
         say(f"{kind}: {f.first} over {f.second} by {signed(f.gain_a)} there, {signed(f.gain_b)} here.")
@@ -100,10 +102,13 @@ def tune(
         knobs=tuple(knob or ()),
     )
     tuning = Tune(lab, plan, restart=restart)
+    notes = submitting.check_place(lab, tuning.plan.gpu_type, None)
+    if others := tuning.unlike(plan):
+        what = "This is the tune that has ended" if tuning.over() else "The tune that was begun goes on"
+        notes.append(f"{what}, with {', '.join(others)}; --restart begins another.")
     if not as_json:
-        if tuning.plan != plan:
-            old = tuning.plan
-            say(f"The tune that was begun goes on ({old.budget_s:g} s, {old.waves} waves, {old.optimizer}); --restart begins another.")
+        for note in notes:
+            say(note)
         say(f"Tuning {', '.join(tuning.axes.names)}.")
         for line in tuning.measured():
             say(f"Preflight: {line}.")
@@ -116,7 +121,7 @@ def tune(
             _show_tune(tuning.table())
         raise
     if as_json:
-        emit(lab, {"rows": tuning.table()})
+        emit(lab, {"rows": tuning.table(), "notes": notes})
     else:
         _show_tune(tuning.table())
 

@@ -257,7 +257,11 @@ def leaderboard(
 def print_leaderboard(lab: Lab, board: dict[str, Any]) -> None:
     """The leaderboard as a table."""
     if not board["rows"]:
-        say("No results yet.")
+        others = ", ".join(dict.fromkeys(f"{c['class']} at {ago(c['budget_s'])}" for c in board["classes"] if c["runs"]))
+        say("No results yet." if not (others or board["unranked"]) else "Nothing is ranked here.")
+        if others:
+            say(f"There are results of {others}.")
+        _say_unranked(board)
         return
     noise = "not measured yet" if board["noise_sd"] is None else f"±{board['noise_sd']:.6f} from {board['noise_n']} repeats"
     say(f"class {board['class']}, budget {ago(board['budget_s'])}, noise {noise}")
@@ -279,6 +283,10 @@ def print_leaderboard(lab: Lab, board: dict[str, Any]) -> None:
         ],
         right="# val_bpb gain ±",
     )
+    _say_unranked(board)
+
+
+def _say_unranked(board: dict[str, Any]) -> None:
     for row in board["unranked"][:10]:
         say(f"  not ranked: {row['id']} {one_line(row['reason'], 160)}")
 

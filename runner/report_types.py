@@ -11,6 +11,7 @@ from runner import board
 from runner.lab import Lab
 from runner.research import promotion
 from runner.research.classes import differs_in, gpu_of
+from runner.research.results import IMPORTED_CLASS
 from runner.text import markdown_cell, signed
 
 MOST_PAIRS, MOST_ROWS, MOST_FLIPS = 4, 8, 5
@@ -21,7 +22,7 @@ def section(lab: Lab) -> str:
     parts = []
     scopes = board.scopes(lab)
     for budget_s in dict.fromkeys(s["budget_s"] for s in scopes):
-        classes = [s["class"] for s in scopes if s["budget_s"] == budget_s and s["class"]]
+        classes = [s["class"] for s in scopes if s["budget_s"] == budget_s and s["class"] not in (None, IMPORTED_CLASS)]
         pairs = [(a, b) for a, b in itertools.combinations(classes, 2) if gpu_of(a) != gpu_of(b)]
         parts += [told for a, b in pairs[:MOST_PAIRS] if (told := _pair(lab, a, b, budget_s))]
     return "\n\n".join(("## GPU types", *parts)) if parts else ""

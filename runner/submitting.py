@@ -241,13 +241,17 @@ def find_duplicate(lab: Lab, prepared: Prepared, budget_s: float, gpu_type: str 
     """An earlier run that would tell the same: equal effective source and budget, waiting, live, or ended with something to tell."""
     marks = ", ".join("?" * len(TELLING))
     found = lab.store.runs(
-        "effective_sha = ? AND budget_s = ? AND (gpu_type IS ? OR ? IS NULL) AND purpose != 'verify' AND wanted = 'run' "
+        "effective_sha = ? AND budget_s = ? AND purpose != 'verify' AND wanted = 'run' "
         f"AND (outcome IS NULL OR outcome IN ({marks}))",
-        (prepared.effective_sha, budget_s, gpu_type, gpu_type, *map(str, TELLING)),
+        (prepared.effective_sha, budget_s, *map(str, TELLING)),
         order="seq",
-        limit=1,
     )
-    return found[0] if found else None
+    return next((run for run in found if gpu_type is None or _on_type(run, gpu_type)), None)
+
+
+def _on_type(run: Run, gpu_type: str) -> bool:
+    """Whether a run ran on such a GPU, or waits for one by that very name."""
+    return matches_type(gpu_type, run.gpu_name) if run.gpu_name else run.gpu_type == gpu_type
 
 
 def refuse_duplicate(lab: Lab, prepared: Prepared, budget_s: float, gpu_type: str | None) -> None:

@@ -164,11 +164,11 @@ def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) ->
     budget_s = submitting.checked_budget(lab.policy().limits, request.budget_s)
     notes = submitting.check_place(lab, request.gpu_type, request.host) + surroundings.check(lab, base.script.root, request.host)
     submitting.check_trainer(lab, base, budget_s)
-    ready = []
+    ready, known = [], []
     seen: dict[str, dict[str, Any]] = {}
     for cell, prepared in cells:
         if prepared.effective_sha in seen and request.repeats == 1:
-            notes.append(f"Left out {cell}: in effect the same as {seen[prepared.effective_sha]}.")
+            notes.append(f"Left out {asked.cell(cell)}: in effect the same as {asked.cell(seen[prepared.effective_sha])}.")
             continue
         twin = (
             submitting.find_duplicate(lab, prepared, budget_s, request.gpu_type)
@@ -176,12 +176,13 @@ def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) ->
             else None
         )
         if twin is not None:
-            notes.append(f"Left out {cell}: in effect the same as {twin.id}.")
+            notes.append(f"Left out {asked.cell(cell)}: in effect the same as {twin.id}.")
+            known.append([cell, prepared.effective_sha])
             continue
         seen[prepared.effective_sha] = cell
         ready.append((cell, prepared))
     if not ready:
-        raise Refused("Every cell of this wave is known already: " + " ".join(notes), next_step="Change a factor, or ask for repeats.")
+        raise Refused("Every cell of this wave is known already. " + " ".join(notes), next_step="Change a factor, or ask for repeats.")
     submitting.check_limits(lab, who, len(ready) * request.repeats, budget_s)
     kind = "grid" if request.factors else ("list" if request.cells else "repeats")
     lab.keep_source(base.text, synced=False)
@@ -220,9 +221,8 @@ def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) ->
                 )
             )
     _night(lab)
-    lab.store.event(
-        who, "submit_wave", wave_id, asked.words(request.hypothesis), {"runs": run_ids, "factors": request.factors, "budget_s": budget_s}
-    )
+    detail = {"runs": run_ids, "factors": request.factors, "budget_s": budget_s, "known": known}
+    lab.store.event(who, "submit_wave", wave_id, asked.words(request.hypothesis), detail)
     return Submitted(run_ids, wave_id, notes + _state_notes(lab, who))
 
 
@@ -249,13 +249,21 @@ def repeat(lab: Lab, run_id: str, n: int = 1, *, who: str, why: str | None = Non
         run = submitting.known_run(lab, run_id)
         if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= submitting.MAX_SEEDS:
             raise BadValue(f"The number of repeats is {n!r}.", next_step=f"Allowed: 1 to {submitting.MAX_SEEDS}.")
+        place = _same_type(lab, run)
         used = [s for (s,) in lab.store.tally("seed", "effective_sha = ? AND seed IS NOT NULL", (run.effective_sha,))]
         seeds = [max([run.seed or 0, *used]) + 1 + i for i in range(n)]
         submitting.check_limits(lab, who, n, run.budget_s)
-        ids = [_copy(lab, run, who, Purpose.REPEAT, repeat_of=run.id, seed=seed, verb="repeat", why=why, checked=True) for seed in seeds]
+        as_before: dict[str, Any] = {"repeat_of": run.id, "gpu_type": place, "verb": "repeat", "why": why, "checked": True}
+        ids = [_copy(lab, run, who, Purpose.REPEAT, seed=seed, **as_before) for seed in seeds]
         return Submitted(ids, None, _state_notes(lab, who))
 
     return submitted_once(lab, request_id, "repeat", who, (run_id, n), again)
+
+
+def _same_type(lab: Lab, run: Run) -> str | None:
+    """Where a repeat belongs: on the type of GPU its run had, for on another it would be of another class and tell nothing about noise."""
+    names = {g.name for g in lab.store.gpus()}
+    return run.gpu_name if run.gpu_name in names and len(names) > 1 else run.gpu_type
 
 
 def promote(
@@ -273,7 +281,7 @@ def promote(
 
     def again() -> Submitted:
         run = submitting.known_run(lab, run_id)
-        _check_promotion(run, gpu_type, budget_s)
+        _check_promotion(lab, run, gpu_type, budget_s)
         if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= submitting.MAX_SEEDS:
             raise BadValue(f"seeds is {seeds!r}.", next_step=f"Allowed: 1 to {submitting.MAX_SEEDS}.")
         budget = submitting.checked_budget(lab.policy().limits, budget_s if budget_s is not None else run.budget_s)
@@ -303,7 +311,7 @@ def promote(
     return submitted_once(lab, request_id, "promote", who, (run_id, gpu_type, budget_s, seeds), again)
 
 
-def _check_promotion(run: Run, gpu_type: str | None, budget_s: float | None) -> None:
+def _check_promotion(lab: Lab, run: Run, gpu_type: str | None, budget_s: float | None) -> None:
     """Raised: BadValue, Refused. What is promoted has a result, and goes to another GPU type or to a longer budget."""
     if gpu_type is None and budget_s is None:
         raise BadValue("A promotion needs a GPU type or a budget.", next_step="Say gpu_type, budget_s, or both.")
@@ -317,6 +325,9 @@ def _check_promotion(run: Run, gpu_type: str | None, budget_s: float | None) -> 
             f"{run.id} ran for {run.budget_s:g} s; a promotion to {budget_s:g} s would be shorter.",
             next_step="Give a longer budget, or leave it out to keep its own on another GPU type.",
         )
+    types = {g.name for g in lab.store.gpus() if gpu_type is not None and matches_type(gpu_type, g.name)}
+    if budget_s in (None, run.budget_s) and types == {run.gpu_name}:
+        raise BadValue(f"{run.id} ran on {run.gpu_name} already; the same again is a repeat.", next_step="Ask for a repeat.")
     if gpu_type is None and budget_s == run.budget_s:
         raise BadValue(f"{run.id} ran for {budget_s:g} s already; the same again is a repeat.", next_step="Ask for a repeat.")
     if gpu_type is not None and budget_s in (None, run.budget_s) and run.gpu_name and matches_type(gpu_type, run.gpu_name):
@@ -417,7 +428,7 @@ def _check_keep(lab: Lab, run: Run, why: str | None, override: bool, human: bool
     if run.trust == Trust.REFUTED or not override:
         raise Refused(f"{run.id} cannot be kept: {doubt}", next_step="Repeat it to learn more, or keep it with override and a reason.")
     if not (why or "").strip():
-        raise Refused(f"{run.id} is kept against the evidence ({doubt}); that needs a reason.", next_step="Say why.")
+        raise Refused(f"{run.id} is kept against the evidence ({doubt.rstrip('.')}); that needs a reason.", next_step="Say why.")
 
 
 def ask(lab: Lab, verb: str, args: dict[str, Any], *, who: str) -> int:

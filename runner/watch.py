@@ -108,7 +108,8 @@ class Watch:
         mode = self.lab.policy().limits.pruning
         stops: list[Stop] = []
         for run in live:
-            if mode == "off" or run.purpose not in pruning.PRUNABLE or run.share is None or run.wanted != "run":
+            repeat = run.purpose not in pruning.PRUNABLE or run.repeat_of is not None
+            if mode == "off" or repeat or run.share is None or run.wanted != "run":
                 continue
             at = sum(s <= run.share + 1e-9 for s in pruning.GRID)
             if self.judged.get(run.id, 0) >= at:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from runner.research.noise import CONFIDENCE, Noise, pooled, t_quantile
 
 Array = npt.NDArray[np.float64]
+FAILED = ("crashed", "diverged")
 MAX_CELLS = 20_000  # cells for which a prediction is made
 
 
@@ -183,13 +184,17 @@ def _note_failures(out: Analysis, results: Sequence[Result]) -> None:
     if lost:
         out.notes.append("Without a result: " + ", ".join(f"{n} {word}" for word, n in sorted(lost.items())) + ".")
     for name in {n for r in results for n in r.cell}:
-        by_level: dict[str, list[bool]] = {}
+        by_level: dict[str, list[str]] = {}
         for r in results:
-            if r.outcome in ("completed", "crashed", "diverged"):
-                by_level.setdefault(key(r.cell.get(name)), []).append(r.outcome != "completed")
-        dead = sorted(level for level, failed in by_level.items() if len(failed) > 1 and all(failed))
+            if r.outcome in ("completed", "pruned", *FAILED):
+                by_level.setdefault(key(r.cell.get(name)), []).append(r.outcome)
+        whole = {level for level, ends in by_level.items() if len(ends) > 1 and set(ends) <= {*FAILED, "pruned"}}
+        dead = sorted(level for level in whole if set(by_level[level]) <= set(FAILED))
         if dead and len(dead) < len(by_level):
             out.notes.append(f"Every run with {name} = {', '.join(dead)} crashed or diverged.")
+        cut = sorted(whole - set(dead))
+        if cut:
+            out.notes.append(f"No run with {name} = {', '.join(cut)} came to its end (pruned, or crashed): nothing is known of its score.")
 
 
 class _Fit:

@@ -68,7 +68,8 @@ def commit_kept(lab: Lab) -> list[tuple[str, str]]:
 
 def pending(lab: Lab) -> bool:
     """Whether a kept run waits for its commit."""
-    return lab.store.count_runs("verdict = 'keep' AND verdict_by != 'import'") > len(lab.store.setting(COMMITTED, {}))
+    kept = lab.store.tally("id", "verdict = 'keep' AND verdict_by != 'import'")
+    return not {i for (i,) in kept} <= lab.store.setting(COMMITTED, {}).keys()
 
 
 def message(run: Run) -> str:

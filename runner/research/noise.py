@@ -62,7 +62,7 @@ def gain(new: Sequence[float], base: Sequence[float], noise: Noise) -> Gain:
 
 def smallest_clear_gain(noise: Noise, repeats_new: int = 1, repeats_base: int = 1) -> float | None:
     """The least difference of two means that would count as clear; None without a noise floor."""
-    if noise.sd is None:
+    if not noise.sd:
         return None
     return t_quantile(CONFIDENCE, noise.dof) * noise.sd * math.sqrt(1 / repeats_new + 1 / repeats_base)
 

@@ -21,6 +21,8 @@ STYLES = {
     "skypilot": ("experiment_id", "status", "val_bpb", "memory_gb", "description"),
 }
 IMPORTED_CLASS = "imported"
+NAMES = "imported_names"  # setting: run id -> the names it came with
+OWN = ("commit", "experiment_id")
 MAX_ROWS = 20_000
 
 
@@ -28,24 +30,25 @@ def export_results(lab: Lab, style: str = "upstream") -> str:
     """All ended experiments as a results.tsv. `undecided` stands where nobody decided yet."""
     if style not in STYLES:
         raise BadValue(f"There is no results.tsv style {style!r}.", next_step=f"Allowed: {', '.join(STYLES)}.")
-    commits = lab.store.setting(lineage.COMMITTED, {})
+    commits, names = lab.store.setting(lineage.COMMITTED, {}), lab.store.setting(NAMES, {})
     runs = lab.store.runs("phase = 'ended' AND outcome NOT IN ('cancelled', 'declined', 'lost') AND purpose NOT IN ('verify', 'preflight')")
     lines = ["\t".join(STYLES[style])]
     for run in runs:
-        cells = _cells(run, str(commits.get(run.id, run.source_sha))[:7])
+        cells = _cells(run, str(commits.get(run.id, run.source_sha))[:7]) | names.get(run.id, {})
         lines.append("\t".join(cells[name] for name in STYLES[style]))
     return "\n".join(lines) + "\n"
 
 
 def _cells(run: Run, commit: str) -> dict[str, str]:
     crashed = run.outcome != Outcome.COMPLETED or run.val_bpb is None
+    changed = ", ".join(f"{k} = {v}" for k, v in run.overrides.items())  # the runs of a wave share one hypothesis
     return {
         "commit": commit,
         "experiment_id": run.id,
         "val_bpb": "0.000000" if crashed else _exact(float(run.val_bpb or 0), 6),
         "memory_gb": "0.0" if crashed or run.peak_vram_mb is None else f"{run.peak_vram_mb / 1024:.1f}",
         "status": "crash" if crashed else run.verdict or "undecided",
-        "description": tsv_cell(run.hypothesis or ", ".join(f"{k} = {v}" for k, v in run.overrides.items()) or run.purpose),
+        "description": tsv_cell("; ".join(filter(None, (changed, run.hypothesis))) or run.purpose),
     }
 
 
@@ -57,6 +60,8 @@ def _exact(value: float, digits: int) -> str:
 
 def import_results(lab: Lab, text: str, *, who: str, budget_s: float | None = None) -> Submitted:
     """Take the rows of a results.tsv in as ended runs, once. Raised: BadValue naming the line; nothing is kept then."""
+    if budget_s is not None and not 0 < budget_s < math.inf:
+        raise BadValue(f"The budget of the imported runs is {budget_s:g}.", next_step="Give it in seconds, for example 300.")
     rows = _rows(text)
     request_id = f"import:{sources.sha(text)}"
     with lab.store.transaction():
@@ -65,6 +70,8 @@ def import_results(lab: Lab, text: str, *, who: str, budget_s: float | None = No
             return Submitted(list(before[1]), None, ["These rows were imported before; nothing was added."], replay=True)
         place = lineage.place_of(lab)
         ids = [_insert(lab, row, who, budget_s or lab.policy().limits.budget_s, place) for row in rows]
+        came = {i: {name: tsv_cell(row[name])[:64] for name in OWN if row.get(name)} for i, row in zip(ids, rows, strict=True)}
+        lab.store.set_setting(NAMES, lab.store.setting(NAMES, {}) | came)
         lab.store.remember(request_id, "import", ids)
         lab.store.event(who, "import", None, None, {"runs": len(ids)})
     note = f"{len(ids)} rows imported, in the class {IMPORTED_CLASS!r}: they are not compared with runs of this lab."

@@ -117,7 +117,10 @@ def _loss_disagrees(lab: Lab, run: Run) -> str | None:
 def _too_good(lab: Lab, run: Run) -> str | None:
     """A claim implausibly better than the best of its class; the first results of a class have nothing to be measured by."""
     groups, _ = board.collect(lab, run.class_key, run.budget_s)
-    others = [g for g in groups if run.id not in g.ids]
+    doubts = "class_key IS ? AND budget_s = ? AND trust_why IS NOT NULL AND trust IS NOT 'verified' AND verdict IS NOT 'keep'"
+    doubted = [[i] for (i,) in lab.store.tally("id", doubts, (run.class_key, run.budget_s))]
+    # A doubtful claim that nobody repeated or kept is no measure: else one absurd number would let every later one pass.
+    others = [g for g in groups if run.id not in g.ids and g.ids not in doubted]
     if not others or run.val_bpb is None:
         return None
     best, noise = others[0].mean, pooled(g.values for g in others)

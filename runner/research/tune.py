@@ -27,6 +27,8 @@ from runner.research.strategy import Told, Trial
 
 STATE = "tuning"
 REPEATS = 2
+FLAGS = {"budget_s": "--budget", "long_budgets_s": "--longer", "waves": "--waves", "size": "--size", "gpu_type": "--gpu",
+         "optimizer": "--optimizer", "knobs": "--knob"}  # fmt: skip
 Asked = tuple[Point, str, str]  # changes of the script, role, run id
 
 
@@ -106,6 +108,12 @@ class Tune:
     def __init__(self, lab: Lab, plan: Plan, *, who: str = "cli", restart: bool = False) -> None:
         if plan.optimizer not in ("waves", "optuna"):
             raise BadValue(f"There is no optimizer {plan.optimizer!r}.", next_step="Allowed: waves, optuna.")
+        short = [b for b in plan.long_budgets_s if b <= plan.budget_s]
+        if short or len(set(plan.long_budgets_s)) < len(plan.long_budgets_s):
+            raise BadValue(
+                f"The longer budgets are {', '.join(f'{b:g} s' for b in plan.long_budgets_s)}, the short one {plan.budget_s:g} s.",
+                next_step="Give each longer budget once, and longer than the short one.",
+            )
         self.lab, self.who = lab, who
         found = lab.store.setting(STATE)
         kept = None if restart else found
@@ -130,6 +138,15 @@ class Tune:
     def pending(self) -> list[Run]:
         """Runs that have not ended."""
         return [r for r in self.runs() if not r.ended]
+
+    def unlike(self, asked: Plan) -> list[str]:
+        """What the tune that goes on does otherwise than is asked for now, in words."""
+        own, wish = asdict(self.plan), asdict(asked)
+        return [f"{FLAGS[n]} {_said(own[n])} (asked for now: {_said(wish[n])})" for n in FLAGS if own[n] != wish[n]]
+
+    def over(self) -> bool:
+        """Whether every step was taken and has ended."""
+        return len(self.batches) > self.plan.waves + len(self.plan.long_budgets_s) and not self.pending()
 
     def measured(self) -> list[str]:
         """What the trainer's preflight found on the lab's GPUs; the daemon has it run there before any first run, so it is not repeated."""
@@ -253,6 +270,12 @@ class Tune:
             "tokens_m": _tokens_m(runs[0]),
             "num_steps": runs[0].num_steps,
         }
+
+
+def _said(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return " and ".join(_said(v) for v in value) or "the usual"
+    return "any" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _tokens_m(run: Run) -> float | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from runner import board
@@ -39,6 +40,19 @@ def results_of(lab: Lab, wave: Wave) -> list[Result]:
     return [_result(run) for run in lab.store.runs("wave_id = ?", (wave.id,))]
 
 
+def known_of(lab: Lab, wave: Wave, results: Sequence[Result]) -> list[Result]:
+    """Results of other runs for the cells that were left out because they are in effect sources of theirs, in the classes of the wave."""
+    told = lab.store.tally("detail", "subject = ? AND verb = 'submit_wave' LIMIT 1", (wave.id,), table="events")
+    cells = json.loads(told[0][0]).get("known", []) if told and told[0][0] else []
+    classes = {r.block for r in results if r.value is not None}
+    found = []
+    for cell, effective_sha in cells:
+        others = "effective_sha = ? AND budget_s = ? AND outcome = 'completed' AND wave_id IS NOT ? AND purpose != 'verify'"
+        runs = lab.store.runs(others, (effective_sha, wave.budget_s, wave.id))
+        found += [replace(_result(run), cell=cell) for run in runs if run.class_key in classes and score(run) is not None]
+    return found
+
+
 def score(run: Run) -> float | None:
     """What a run counts for: the recomputed value where there is one, None while its claim is held or when it was refuted."""
     if run.outcome != Outcome.COMPLETED or run.val_bpb is None:
@@ -62,12 +76,16 @@ def analyse_wave(lab: Lab, wave_id: str) -> Analysis:
     if wave is None:
         raise UnknownName("wave", wave_id, [w.id for w in lab.store.waves(50)])
     results = results_of(lab, wave)
+    known = known_of(lab, wave, results)
     classes = {r.block for r in results if r.value is not None}
     floor = pooled_of([noise_floor(lab, c, wave.budget_s) for c in classes])
-    found = analyse(results, factors=wave.factors or None, noise=floor)
+    found = analyse([*results, *known], factors=wave.factors or None, noise=floor)
+    found.runs, found.completed = found.runs - len(known), found.completed - len(known)
     waiting = sum(r.outcome == UNRUN for r in results)
     if waiting:
         found.notes.insert(0, f"{waiting} of {len(results)} runs have not ended; this will change.")
+    if known:
+        found.notes.append(f"Cells known before count with the results of {', '.join(sorted({r.run_id for r in known})[:8])}.")
     found.notes += same_models(wave, lab.store.runs("wave_id = ?", (wave.id,)))
     if floor.sd is None and found.sd_from in ("-", "residual"):
         found.notes.append("No source was repeated in this class yet: ask for repeats of one run to know the noise.")
@@ -125,7 +143,8 @@ def heat_map(lab: Lab, wave_id: str, row_factor: str, column_factor: str) -> Hea
             raise UnknownName("factor", name, wave.factors, where=f"wave {wave_id}")
     rows, columns = wave.factors[row_factor], wave.factors[column_factor]
     found: dict[tuple[str, str], list[float]] = {}
-    valued = [r for r in results_of(lab, wave) if r.value is not None]
+    results = results_of(lab, wave)
+    valued = [r for r in [*results, *known_of(lab, wave, results)] if r.value is not None]
     classes = Counter(r.block for r in valued).most_common(1)
     own = classes[0][0] if classes else ""
     for r in valued:

@@ -24,6 +24,7 @@ def test_the_noise_floor_of_each_class_and_what_would_be_clear(lab: Lab, capsys:
     assert overnight(capsys, "--lab", lab.path, "noise").code == 0
     assert overnight(capsys, "--lab", lab.path, "noise", "--repeats", 3).code == 2
     ids = verbs.submit(lab, Submission(seeds=3, purpose="baseline"), who="cli").run_ids
+    assert f"The baseline {ids[0]} has not ended yet" in overnight(capsys, "--lab", lab.path, "noise", "--repeats", 3).err
     for run_id, value in zip(ids, (1.00, 1.02, 1.04), strict=True):
         finish(lab, run_id, value)
     (row,) = overnight(capsys, "--lab", lab.path, "noise", "--json").object["classes"]
@@ -66,3 +67,15 @@ def test_a_wave_says_its_factors_and_the_cell_that_never_ran(lab: Lab, capsys: p
     assert "MATRIX_LR" in said and "clear" in said
     assert "Best predicted: DEPTH 4, MATRIX_LR 0.02" in said and "(never ran)" in said
     assert overnight(capsys, "--lab", lab.path, "analyze", "w9").code == 2
+
+
+def test_where_all_results_are_held_the_leaderboard_says_so(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    assert overnight(capsys, "--lab", lab.path, "leaderboard").out == "No results yet.\n"
+    (run_id,) = verbs.submit(lab, Submission(), who="cli").run_ids
+    finish(lab, run_id, 1.0, trust_why="held: it ran for 0.1 s")
+    said = overnight(capsys, "--lab", lab.path, "leaderboard").out
+    assert "No results" not in said and f"not ranked: {run_id} held: it ran for 0.1 s" in said
+    assert f"The baseline {run_id} is not ranked" in overnight(capsys, "--lab", lab.path, "noise", "--repeats", 3).err
+    (other,) = verbs.submit(lab, Submission(overrides={"DEPTH": 3}), who="cli").run_ids
+    finish(lab, other, 1.0)
+    assert "There are results of cpu at 20 s." in overnight(capsys, "--lab", lab.path, "leaderboard", "--class", "H9").out

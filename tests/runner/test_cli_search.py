@@ -52,6 +52,9 @@ def test_two_types_are_compared_by_rank_and_relative_gain(lab: Lab, capsys: pyte
     code, _, err = run(lab, capsys, "compare", "H100", "B200")
     assert code == 2
     assert "B200" in err
+    code, _, err = run(lab, capsys, "compare", "H100", "h100")
+    assert code == 2 and "one class here (H100)" in err
+    assert "`overnight promote ID --gpu H200`" in run(lab, capsys, "compare", "H100", "H200", "--budget", "77")[1]
 
 
 def test_results_go_out_and_come_in(lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -85,7 +88,13 @@ def test_tune_prints_its_table_and_goes_on_with_what_was_begun(
     rows = overnight(capsys, "--lab", lab.path, "tune", "--json").object["rows"]
     assert {r["budget_s"] for r in rows} == {20.0, 40.0}
     assert rows[-1]["changes"] == {"DEPTH": 6} and rows[-1]["badge"] == "clear"
-    assert "The tune that was begun goes on (20 s, 1 waves, waves)" in overnight(capsys, "--lab", lab.path, "tune").out
+    assert "notes" not in said.out and "asked for now" not in said.out
+    told = overnight(capsys, "--lab", lab.path, "tune", "--budget", 30, "--longer", 60, "--knob", "DEPTH", "--gpu", "Z9").out
+    assert "This is the tune that has ended, with --budget 20 (asked for now: 30), --longer 40 (asked for now: 60)" in told
+    assert "--gpu any (asked for now: Z9)" in told and "--knob" not in told
+    assert "--restart" in overnight(capsys, "--lab", lab.path, "tune", "--json").object["notes"][0]
+    shorter = overnight(capsys, "--lab", lab.path, "tune", "--budget", 20, "--longer", 20, "--restart")
+    assert shorter.code == 2 and "longer than the short one" in shorter.err
     refused = overnight(capsys, "--lab", lab.path, *command, "--waves", 20, "--restart")
     assert refused.code == 2 and "max_runs" in refused.err and "the script's own" in refused.out
     assert overnight(capsys, "--lab", lab.path, "tune", "--knob", "NAME", "--restart").code == 2

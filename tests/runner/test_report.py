@@ -13,6 +13,7 @@ from runner.errors import LabError
 from runner.plot import Bar, Dot, best_so_far, progress_svg, slots_svg, ticks
 from runner.records import Submission
 from runner.report import alone_s, gather, markdown, phases, write_plot, write_report
+from runner.research.results import import_results
 from tests.runner.labs import finish, make_lab
 from tests.tui import rows, scenes
 from tests.tui.conftest import closed_stores  # noqa: F401 - the scenes' labs are closed here as well
@@ -176,8 +177,11 @@ def test_two_gpu_types_are_compared_by_rank_and_their_flips_are_named(tmp_path: 
                 wish = Submission(overrides={"MATRIX_LR": 0.04 + frac}, purpose=purpose, allow_duplicate=True)
                 (run_id,) = verbs.submit(lab, wish, who="cli").run_ids
                 finish(lab, run_id, val, class_key=f"{gpu} · torch 2.11", gpu_name=gpu)
+    import_results(lab, "val_bpb\tstatus\n0.9\tkeep\n", who="cli")  # history is no type of GPU
+    baseline = next(r for r in lab.store.runs() if r.class_key == "imported")
+    lab.store.update_run(baseline.id, effective_sha=lab.store.runs(limit=1)[0].effective_sha, purpose="baseline")
     text = markdown(gather(lab))
-    assert "## GPU types" in text
+    assert "## GPU types" in text and "imported" not in text.split("## GPU types")[1].split("\n## ")[0]
     assert "**H200 and H100** at 20 s: 1 pair of sources in another order, 1 beyond the noise of both." in text
     assert "- r0011 against r0009: +0.010000 on H200, -0.010000 on H100 (clear)." in text
     assert "| r0009 | 2 | +1.005 % | r0003 | 1 | +1.999 % |" in text

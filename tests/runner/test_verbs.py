@@ -106,6 +106,15 @@ def test_a_run_that_would_tell_nothing_new_is_refused(lab: Lab) -> None:
     assert submit(lab, overrides={"DEPTH": 4})
 
 
+def test_what_ran_on_a_type_is_known_there_whatever_it_had_asked_for(lab: Lab) -> None:
+    first = submit(lab)
+    assert submit(lab, gpu_type="H100")     # the first waits for any type: it may end elsewhere
+    finish(lab, first, 1.0, gpu_name="NVIDIA GeForce RTX 5090")
+    with pytest.raises(Duplicate, match=first):
+        submit(lab, gpu_type="rtx 5090")
+    assert submit(lab, gpu_type="H200")
+
+
 def test_a_grid_is_one_wave(lab: Lab) -> None:
     done = verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [4, 8], "MATRIX_LR": [0.02, 0.04]}, hypothesis="h"), who="mcp:a")
     runs = [lab.store.run(i) for i in done.run_ids]
@@ -126,6 +135,10 @@ def test_repeats_take_new_seeds(lab: Lab) -> None:
     seeds = [lab.store.run(i).seed for i in done.run_ids]  # type: ignore[union-attr]
     assert seeds == [43, 44]
     assert {lab.store.run(i).effective_sha for i in (first, *done.run_ids)} == {lab.store.run(first).effective_sha}  # type: ignore[union-attr]
+    for name in ("H100", "H200"):
+        lab.store.upsert_gpu(name, host="h", name=f"NVIDIA {name}", state="free", since=0.0)
+    lab.store.update_run(first, gpu_name="NVIDIA H100")
+    assert lab.store.run(verbs.repeat(lab, first, 1, who="cli").run_ids[0]).gpu_type == "NVIDIA H100"  # type: ignore[union-attr]
     wave = verbs.submit(lab, Submission(overrides={"DEPTH": 2}, seeds=3), who="cli")
     assert [lab.store.run(i).seed for i in wave.run_ids] == [42, 43, 44]  # type: ignore[union-attr]
 
@@ -218,6 +231,10 @@ def test_promotion_goes_to_another_gpu_or_budget(lab: Lab) -> None:
         verbs.promote(lab, run_id, who="cli", budget_s=10, gpu_type="H200")
     with pytest.raises(BadValue, match="is a repeat"):
         verbs.promote(lab, run_id, who="cli", budget_s=20)
+    lab.store.upsert_gpu("a", host="h", name="NVIDIA H100 80GB HBM3", state="free", since=0.0)
+    lab.store.update_run(run_id, gpu_name="NVIDIA H100 80GB HBM3")
+    with pytest.raises(BadValue, match="ran on NVIDIA H100 80GB HBM3 already"):
+        verbs.promote(lab, run_id, who="cli", gpu_type="h100")
     run = lab.store.run(verbs.promote(lab, run_id, who="cli", gpu_type="H200", budget_s=60).run_ids[0])
     assert run is not None and (run.purpose, run.promoted_from, run.gpu_type, run.budget_s) == ("promotion", run_id, "H200", 60.0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from runner import verbs
 from runner.lab import Lab
-from runner.records import Submission, WaveRequest
+from runner.records import Point, Submission, WaveRequest
 from runner.watch import QUIET_S, Watch
 from tests.runner.daemons import ended, fake_lab, serving, until
 from tests.runner.labs import finish, make_lab
@@ -166,3 +166,22 @@ async def test_the_best_of_a_wave_are_promoted_once(tmp_path: Path) -> None:
         event = next(e for e in lab.store.events() if e.verb == "promote")
         assert "promoted by policy" in str(event.why)
     lab.close()
+
+
+def test_a_repeat_is_never_pruned(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, policy='pruning = "eager"')
+    for n in range(12):
+        (run_id,) = verbs.submit(lab, Submission(overrides={"DEPTH": 20 + n}), who="cli").run_ids
+        lab.store.add_points(run_id, curve(1.0 + n / 20))
+        finish(lab, run_id, 1.0 + n / 20)
+    (first,) = verbs.submit(lab, Submission(overrides={"DEPTH": 50}), who="cli").run_ids
+    lab.store.update_run(first, phase="running", stage="training", class_key="cpu", share=0.7)
+    lab.store.add_points(first, [p for p in curve(1.9) if p.share is not None and p.share <= 0.7])
+    assert [s.run_id for s in Watch(lab, Clock()).tick()] == [first]
+    lab.store.update_run(first, repeat_of="r0001")
+    assert Watch(lab, Clock()).tick() == []
+    lab.close()
+
+
+def curve(final: float) -> list[Point]:
+    return [Point(s, None, s / 50, 2 * final + 2 * (1 - s / 50), None, None, None) for s in range(51)]

@@ -140,3 +140,13 @@ def test_lists_with_different_keys_use_the_base_as_a_level() -> None:
     assert effect(found, "LR", 2) == pytest.approx(-0.05)
     assert effect(found, "LR", None) == pytest.approx(0.05)
     assert found.as_json()["predicted_best"]["cell"] == {"LR": 2, "WD": 3}
+
+
+def test_a_level_that_pruning_cut_off_did_not_crash() -> None:
+    factors = {"LR": [1, 2], "DEPTH": [8, 16]}
+    ends = iter(["crashed", "pruned", "pruned", "pruned"])
+    results = [Result(r.run_id, r.cell, None, "", next(ends)) if r.cell["DEPTH"] == 16 else r
+               for r in grid(lambda c: 1.0 - 0.1 * c["LR"], factors, repeats=2, noise=0.001)]
+    notes = analyse(results, factors=factors).notes
+    assert not any("crashed or diverged" in n for n in notes)
+    assert any(n.startswith("No run with DEPTH = 16 came to its end") for n in notes)

@@ -110,3 +110,13 @@ def test_markup_and_control_characters_stay_out_of_the_message(lab: Lab, tmp_pat
     keep(lab, 9, 0.99, hypothesis="\x1b[31mred\x1b[0m\x00 -m --amend")
     lineage.commit_kept(lab)
     assert git(tmp_path, "log", "-1", "--format=%s", "overnight/night") == "red -m --amend"
+
+
+def test_a_keep_after_a_change_of_mind_is_committed_too(lab: Lab, tmp_path: Path) -> None:
+    first = keep(lab, 9, 0.99)
+    lineage.commit_kept(lab)
+    verbs.decide(lab, first, "discard", who="tui", why="changed my mind")
+    assert not lineage.pending(lab)
+    second = keep(lab, 10, 0.98)
+    assert lineage.pending(lab)
+    assert [run for run, _ in lineage.commit_kept(lab)] == [second]

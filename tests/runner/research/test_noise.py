@@ -71,3 +71,8 @@ def test_one_in_twenty_of_equal_sources_looks_clear() -> None:
         base, new, other = ([rng.gauss(1, 0.01) for _ in range(3)] for _ in range(3))
         wrong += gain(new, base, pooled([base, new, other])).badge == CLEAR
     assert 60 <= wrong <= 140
+
+
+def test_repeats_that_agree_to_the_last_digit_make_no_gain_clear() -> None:
+    assert smallest_clear_gain(Noise(0.0, 2)) is None
+    assert gain([0.9], [1.0], Noise(0.0, 2)).badge == "unknown"

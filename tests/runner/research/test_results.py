@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from runner import queries, verbs
 from runner.errors import BadValue
 from runner.lab import Lab
-from runner.records import Submission
+from runner.records import Submission, WaveRequest
 from runner.research.results import export_results, import_results
 from tests.runner.labs import finish, make_lab
 
@@ -36,8 +37,7 @@ def lab(tmp_path: Path) -> Any:
 def test_upstreams_file_comes_back_as_it_was(lab: Lab) -> None:
     sent = import_results(lab, UPSTREAM, who="cli")
     assert len(sent.run_ids) == 4
-    rows = [line.split("\t")[1:] for line in export_results(lab).splitlines()]
-    assert rows == [line.split("\t")[1:] for line in UPSTREAM.splitlines()]
+    assert export_results(lab) == UPSTREAM
     again = import_results(lab, UPSTREAM, who="cli")
     assert again.replay
     assert again.run_ids == sent.run_ids
@@ -50,7 +50,19 @@ def test_the_header_counts_and_not_the_position(lab: Lab) -> None:
     assert [(r.val_bpb, r.outcome, r.verdict) for r in runs if r] == [(0.974, "completed", "keep"), (None, "crashed", None)]
     sky = export_results(lab, "skypilot").splitlines()
     assert sky[0].split("\t") == SKYPILOT.splitlines()[0].split("\t")
-    assert sky[1].split("\t")[1:] == ["keep", "0.974000", "60.1", "wider"]
+    assert sky[1].split("\t") == ["exp-01", "keep", "0.974000", "60.1", "wider"]
+
+
+def test_the_runs_of_a_wave_are_told_apart(lab: Lab) -> None:
+    for run_id in verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [4, 6]}, hypothesis="deeper"), who="cli").run_ids:
+        finish(lab, run_id, 1.0)
+    assert [line.split("\t")[4] for line in export_results(lab).splitlines()[1:]] == ["DEPTH = 4; deeper", "DEPTH = 6; deeper"]
+
+
+@pytest.mark.parametrize("budget_s", [0.0, -3.0, math.nan, math.inf])
+def test_a_budget_is_a_number_of_seconds(lab: Lab, budget_s: float) -> None:
+    with pytest.raises(BadValue, match="budget of the imported runs"):
+        import_results(lab, UPSTREAM, who="cli", budget_s=budget_s)
 
 
 def test_crashes_are_never_ranked_and_history_has_a_class_of_its_own(lab: Lab) -> None:

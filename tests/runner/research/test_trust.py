@@ -116,3 +116,15 @@ def test_more_training_than_the_budget_is_held_by_its_own_word_and_by_our_clock(
     assert slow_evaluation.trust_why is None
     long_steps = ended(lab, 10, 0.99, training_s=37.0, wall_s=45.0, ended_at=now + 42.0, first_step_at=now, dt_ms=9000.0)
     assert long_steps.trust_why is None
+
+
+def test_a_doubtful_claim_is_no_measure_until_it_was_repeated(lab: Lab) -> None:
+    base = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    for run_id, val in zip([base, *verbs.repeat(lab, base, 2, who="cli").run_ids], (1.0, 1.002, 0.998), strict=True):
+        finish(lab, run_id, val, trust="unverifiable")
+    absurd = ended(lab, 3, 0.3, loss=None)
+    assert "verify it" in str(absurd.trust_why)
+    assert "verify it" in str(ended(lab, 4, 0.9, loss=None).trust_why)
+    (again,) = verbs.repeat(lab, absurd.id, 1, who="cli").run_ids
+    finish(lab, again, 0.3, trust="unverifiable")
+    assert ended(lab, 5, 0.95, loss=None).trust_why is None

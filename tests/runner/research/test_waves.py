@@ -100,3 +100,22 @@ def test_report_ones_own_sequence_comes_out_as_its_author_read_it(lab: Lab) -> N
     assert [(s["budget_s"], s["id"]) for s in shown["ladder"]] == [(20.0, ids[-1]), (80.0, long)]
     assert [s["class"] for s in shown["classes"]] == [key, key]  # one class: what the agent changed is no part of it
     assert {r["badge"] for r in shown["rows"]} == {"unknown", "baseline"}  # nothing was repeated
+
+
+def test_a_cell_that_was_known_before_counts_with_its_results(lab: Lab) -> None:
+    base = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    for run_id, value in zip([base, *verbs.repeat(lab, base, 2, who="cli").run_ids], (1.1, 1.102, 1.098), strict=True):
+        finish(lab, run_id, value)
+    sent = verbs.submit_wave(lab, WaveRequest(factors={"MATRIX_LR": [0.02, 0.04], "DEPTH": [8, 10]}), who="cli")
+    assert sent.notes[0] == f"Left out MATRIX_LR=0.04, DEPTH=8: in effect the same as {base}."
+    for run_id, value in zip(sent.run_ids, (1.0, 1.0, 1.0), strict=True):
+        finish(lab, run_id, value)
+    found = analyse_wave(lab, str(sent.wave_id))
+    assert (found.runs, found.completed, found.missing) == (3, 3, [])
+    assert {(e.factor, e.level): e.n for e in found.effects} == {
+        ("MATRIX_LR", 0.02): 2, ("MATRIX_LR", 0.04): 4, ("DEPTH", 8): 4, ("DEPTH", 10): 2}  # fmt: skip
+    assert found.predicted_best is not None and found.predicted_best.ran
+    assert f"Cells known before count with the results of {base}" in " ".join(found.notes)
+    assert heat_map(lab, str(sent.wave_id), "MATRIX_LR", "DEPTH").values == [[1.0, 1.0], [pytest.approx(1.1), 1.0]]
+    lab.store.update_run(base, class_key="another GPU")
+    assert analyse_wave(lab, str(sent.wave_id)).blocks == {}  # results of classes that the wave has none of tell it nothing
