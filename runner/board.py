@@ -145,13 +145,9 @@ def leaderboard(lab: Lab, *, class_key: str | None = None, budget_s: float | Non
     page = groups[offset : offset + limit]
     faces = _faces(lab, page)
     shown = [_row(rank, group, face, baseline, noise) for rank, (group, face) in enumerate(zip(page, faces, strict=True), offset + 1)]
-    ladder = [
-        {"budget_s": s["budget_s"], "id": _best_id(lab, class_key, s["budget_s"]), "val_bpb": s["best"]}
-        for s in known
-        if s["class"] == class_key and s["budget_s"] != budget_s and s["runs"]
-    ]
-    if groups:
-        ladder.append({"budget_s": budget_s, "id": groups[0].ids[0], "val_bpb": groups[0].mean})
+    budgets = [s["budget_s"] for s in known if s["class"] == class_key and s["runs"]]
+    firsts = {b: best[0] for b in budgets if (best := collect(lab, class_key, b)[0])}
+    ladder = [{"budget_s": b, "id": first.ids[0], "val_bpb": first.mean} for b, first in firsts.items()]
     return {
         "class": class_key,
         "budget_s": budget_s,
@@ -197,15 +193,6 @@ def _faces(lab: Lab, groups: list[Group]) -> list[Json]:
         found = lab.store.tally(f"id, {', '.join(DETAILS)}", f"id IN ({', '.join('?' * len(part))})", part)
         rows |= {row[0]: dict(zip(("id", *DETAILS), row, strict=True)) for row in found}
     return [rows[next((i for i in group.ids if rows[i]["verdict"] == "keep"), group.ids[0])] for group in groups]
-
-
-def _best_id(lab: Lab, class_key: str | None, budget_s: float) -> str | None:
-    rows = lab.store.tally(
-        "id",
-        f"{RANKED} AND {CREDIBLE} AND class_key IS ? AND budget_s = ? AND val_bpb IS NOT NULL ORDER BY val_bpb, seq LIMIT 1",
-        (class_key, budget_s),
-    )
-    return str(rows[0][0]) if rows else None
 
 
 def leader(lab: Lab) -> Json:

@@ -283,6 +283,8 @@ def print_leaderboard(lab: Lab, board: dict[str, Any]) -> None:
         ],
         right="# val_bpb gain ±",
     )
+    if len(board["ladder"]) > 1:
+        say("Best at each budget: " + ", ".join(f"{ago(s['budget_s'])} {bpb(s['val_bpb'])} ({s['id']})" for s in board["ladder"]))
     _say_unranked(board)
 
 

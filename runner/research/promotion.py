@@ -86,8 +86,10 @@ def _ready(lab: Lab, rule: Rule, seen: set[str]) -> list[tuple[str, list[Run]]]:
     open_waves = {w for (w,) in lab.store.tally("DISTINCT wave_id", "phase != 'ended' AND wave_id IS NOT NULL")}
     groups: dict[str, list[Run]] = {}
     for run in reversed(runs):
-        if run.wave_id in open_waves or (rule.source and rule.source.lower() not in (run.gpu_name or "").lower()):
+        if run.wave_id in open_waves or (rule.source and not matches_type(rule.source, run.gpu_name or "")):
             continue
+        if rule.target is not None and rule.budget_s in (None, run.budget_s) and matches_type(rule.target, run.gpu_name or ""):
+            continue  # it ran there
         if rule.budget_s is not None and (rule.budget_s < run.budget_s or (rule.target is None and rule.budget_s == run.budget_s)):
             continue  # a promotion never goes to less
         groups.setdefault(run.wave_id or run.id, []).append(run)

@@ -37,6 +37,8 @@ def rule_of(table: dict[str, Any] | None) -> Rule | None:
         raise PolicyError(
             f"{where} names neither `to` nor `budget_s`.", next_step='Say where to promote: promote = {from = "H100", to = "H200"}.'
         )
+    if budget is None and source is not None and str(target).lower() == source.lower():
+        raise PolicyError(f"{where}: from and to are both {source!r}.", next_step="Name another type in `to`, or a longer budget_s.")
     top, seeds = _count(table, "top", 3, where), _count(table, "seeds", 1, where)
     return Rule(source, target, top, seeds, float(budget) if budget is not None else None)
 

@@ -183,3 +183,13 @@ def test_a_standby_waits_and_is_counted_so(lab: Lab) -> None:
 
 def test_an_absurd_claim_keeps_to_its_column() -> None:
     assert bpb(1e308) == "1.00e+308" and signed(-1e300) == "-1.00e+300"
+
+
+def test_the_ladder_ranks_each_budget_as_its_own_board_does(lab: Lab) -> None:
+    a, lucky, again, steady = runs(lab, 4)
+    sha = {r.id: r.effective_sha for r in lab.store.runs()}
+    finish(lab, a, 1.0)
+    finish(lab, lucky, 0.80, budget_s=60.0)
+    finish(lab, again, 0.90, budget_s=60.0, effective_sha=sha[lucky])
+    finish(lab, steady, 0.84, budget_s=60.0)
+    assert queries.leaderboard(lab, budget_s=20.0)["ladder"][1] == {"budget_s": 60.0, "id": steady, "val_bpb": 0.84}

@@ -66,6 +66,18 @@ def test_a_source_that_was_promoted_by_hand_is_not_promoted_again(lab: Lab) -> N
     assert promotion.due(lab) == []
 
 
+def test_what_ran_on_the_target_is_not_sent_there_again(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, policy='promote = {to = "H200"}')
+    base = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    finish(lab, base, 1.0, class_key="H100", gpu_name="NVIDIA H200")
+    wave(lab, [0.95, 0.94], gpu="NVIDIA H200")
+    assert promotion.due(lab) == []
+    (other,) = verbs.submit(lab, Submission(overrides={"DEPTH": 40}), who="cli").run_ids
+    finish(lab, other, 0.93, class_key="H100", gpu_name="NVIDIA A100")
+    assert [d.run_id for d in promotion.due(lab)] == [other]
+    lab.close()
+
+
 def test_a_rule_never_promotes_to_a_shorter_budget(tmp_path: Path) -> None:
     lab = make_lab(tmp_path, policy='promote = {from = "H100", to = "H200", budget_s = 30, top = 1}')
     for budget_s in (20.0, 60.0):
@@ -85,6 +97,7 @@ def test_a_rule_never_promotes_to_a_shorter_budget(tmp_path: Path) -> None:
         ('{to = "H200", top = 0}', "top is 0"),
         ('{to = "H200", seeds = true}', "seeds is True"),
         ("{to = 3}", "to is 3"),
+        ('{from = "H100", to = "h100"}', "from and to are both"),
         ('{budget_s = "long"}', "budget_s is 'long'"),
     ],
 )
