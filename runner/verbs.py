@@ -104,7 +104,7 @@ def _submit_one(lab: Lab, sub: Submission, prepared: submitting.Prepared, who: s
         gpu_type=sub.gpu_type,
         want_host=sub.host,
         priority=asked.priority(sub.priority),
-        repeat_of=_repeated(lab, prepared) if purpose == Purpose.REPEAT else None,
+        repeat_of=_repeated(lab, prepared, budget_s) if purpose == Purpose.REPEAT else None,
     )
     _night(lab)
     lab.store.event(
@@ -217,7 +217,7 @@ def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) ->
                     gpu_type=request.gpu_type,
                     want_host=request.host,
                     priority=asked.priority(request.priority),
-                    repeat_of=_repeated(lab, varied) if request.repeats > 1 else None,
+                    repeat_of=_repeated(lab, varied, budget_s) if request.repeats > 1 else None,
                 )
             )
     _night(lab)
@@ -281,7 +281,7 @@ def promote(
 
     def again() -> Submitted:
         run = submitting.known_run(lab, run_id)
-        _check_promotion(lab, run, gpu_type, budget_s)
+        _check_promotion(run, gpu_type, budget_s)
         if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= submitting.MAX_SEEDS:
             raise BadValue(f"seeds is {seeds!r}.", next_step=f"Allowed: 1 to {submitting.MAX_SEEDS}.")
         budget = submitting.checked_budget(lab.policy().limits, budget_s if budget_s is not None else run.budget_s)
@@ -311,7 +311,7 @@ def promote(
     return submitted_once(lab, request_id, "promote", who, (run_id, gpu_type, budget_s, seeds), again)
 
 
-def _check_promotion(lab: Lab, run: Run, gpu_type: str | None, budget_s: float | None) -> None:
+def _check_promotion(run: Run, gpu_type: str | None, budget_s: float | None) -> None:
     """Raised: BadValue, Refused. What is promoted has a result, and goes to another GPU type or to a longer budget."""
     if gpu_type is None and budget_s is None:
         raise BadValue("A promotion needs a GPU type or a budget.", next_step="Say gpu_type, budget_s, or both.")
@@ -325,9 +325,6 @@ def _check_promotion(lab: Lab, run: Run, gpu_type: str | None, budget_s: float |
             f"{run.id} ran for {run.budget_s:g} s; a promotion to {budget_s:g} s would be shorter.",
             next_step="Give a longer budget, or leave it out to keep its own on another GPU type.",
         )
-    types = {g.name for g in lab.store.gpus() if gpu_type is not None and matches_type(gpu_type, g.name)}
-    if budget_s in (None, run.budget_s) and types == {run.gpu_name}:
-        raise BadValue(f"{run.id} ran on {run.gpu_name} already; the same again is a repeat.", next_step="Ask for a repeat.")
     if gpu_type is None and budget_s == run.budget_s:
         raise BadValue(f"{run.id} ran for {budget_s:g} s already; the same again is a repeat.", next_step="Ask for a repeat.")
     if gpu_type is not None and budget_s in (None, run.budget_s) and run.gpu_name and matches_type(gpu_type, run.gpu_name):
@@ -475,9 +472,9 @@ def _state_notes(lab: Lab, who: str) -> list[str]:
     return notes
 
 
-def _repeated(lab: Lab, prepared: submitting.Prepared) -> str | None:
-    """The first run of this effective source, which a repeat repeats."""
-    found = lab.store.runs("effective_sha = ? AND purpose != 'verify'", (prepared.effective_sha,), limit=1)
+def _repeated(lab: Lab, prepared: submitting.Prepared, budget_s: float) -> str | None:
+    """The first run of this effective source at this budget, which a repeat repeats."""
+    found = lab.store.runs("effective_sha = ? AND budget_s = ? AND purpose != 'verify'", (prepared.effective_sha, budget_s), limit=1)
     return found[0].id if found else None
 
 

@@ -6,6 +6,7 @@ All of it may be repeated after a crash: nothing is remembered that the database
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runner import board, health, measuring, queries, verbs
-from runner.errors import OvernightError
+from runner.errors import Duplicate, OvernightError
 from runner.health import Finding, LabView, View
 from runner.lab import Lab
 from runner.mfu import mfu_percent
@@ -361,16 +362,11 @@ class Watch:
         try:
             with self.lab.store.transaction():
                 for due in promotion.due(self.lab):
-                    verbs.promote(
-                        self.lab,
-                        due.run_id,
-                        who="daemon",
-                        gpu_type=due.gpu_type,
-                        budget_s=due.budget_s,
-                        seeds=due.seeds,
-                        why=f"promoted by policy: {due.why}",
-                    )
-                    self.submitted = True
+                    where: dict[str, Any] = {"gpu_type": due.gpu_type, "budget_s": due.budget_s}
+                    why = f"promoted by policy: {due.why}"
+                    with contextlib.suppress(Duplicate):  # by hand, in other words: no reason to hold the others back
+                        verbs.promote(self.lab, due.run_id, who="daemon", seeds=due.seeds, why=why, **where)
+                        self.submitted = True
             self.lab.store.clear_flag("lab", "promotion_refused")
         except OvernightError as error:
             self.lab.store.raise_flag("lab", "promotion_refused", Severity.WARN, str(error))

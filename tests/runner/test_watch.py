@@ -185,3 +185,18 @@ def test_a_repeat_is_never_pruned(tmp_path: Path) -> None:
 
 def curve(final: float) -> list[Point]:
     return [Point(s, None, s / 50, 2 * final + 2 * (1 - s / 50), None, None, None) for s in range(51)]
+
+
+def test_what_a_human_promoted_in_other_words_holds_no_other_promotion_back(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, policy='promote = {from = "H100", to = "H200", top = 2}')
+    (base,) = verbs.submit(lab, Submission(), who="cli").run_ids
+    finish(lab, base, 1.0, class_key="H100", gpu_name="NVIDIA H100")
+    ids = verbs.submit_wave(lab, WaveRequest(base=base, factors={"DEPTH": [20, 21]}), who="cli").run_ids
+    for run_id in ids:
+        finish(lab, run_id, 0.9, class_key="H100", gpu_name="NVIDIA H100")
+    by_hand = verbs.promote(lab, ids[0], who="tui", gpu_type="nvidia h200").run_ids
+    Watch(lab, Clock()).tick()
+    found = {r.id: r.promoted_from for r in lab.store.runs("purpose = 'promotion'")}
+    assert sorted(found.values()) == sorted(ids) and by_hand[0] in found
+    assert "promotion_refused" not in up(lab)
+    lab.close()
