@@ -155,7 +155,7 @@ def _alive(roster: Roster, track: Track, state: State) -> None:
     if track.standby and status.get("started_at"):
         track.standby = False
         if track.stop_asked == "withdrawn":
-            track.stop_asked = track.stop_why = None  # too late: it has its GPU already
+            track.stop_asked = None  # too late: it has its GPU already
         roster.changed.set()
     new: dict[str, Any] = {"phase": {"starting": Phase.STARTING, "stopping": Phase.FINISHING}.get(state.phase, Phase.RUNNING)}
     if status.get("started_at") and track.run.started_at is None:
