@@ -216,7 +216,8 @@ def outlook(lab: Lab, run_ids: list[str]) -> str:
         )
     if gpus and (run := lab.store.run(first.id)) is not None and (why := queries.why_waiting(lab, run)):
         return f"waits: {why}"
-    placed = starting(waiting, known, paused)
+    idle = any(gpu["state"] == GpuState.FREE for gpu in gpus)
+    placed = starting(waiting, known, paused) if idle else {}
     now = sum(run.id in placed for run in mine)
     if now == len(mine):
         return "starts at once: a GPU is idle"
