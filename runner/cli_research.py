@@ -17,7 +17,7 @@ from runner.lab import Lab
 from runner.records import Run
 from runner.research import noise as noise_floor
 from runner.research import pruning
-from runner.research.waves import analyse_wave
+from runner.research.waves import analyse_wave, score
 from runner.text import ago, bpb, one_line, percent, signed
 
 
@@ -149,9 +149,8 @@ def curves_of(lab: Lab, scope: dict[str, Any]) -> list[pruning.Curve]:
     """The finished curves of one class and budget, in order of their ends."""
     where = "outcome = 'completed' AND class_key IS ? AND budget_s = ? AND val_bpb IS NOT NULL"
     runs: list[Run] = lab.store.runs(where, (scope["class"], scope["budget_s"]), order="ended_at")
-    return [
-        pruning.Curve(r.id, pruning.sampled(lab.store.points(r.id)), r.val_bpb, r.budget_s) for r in runs if r.purpose in pruning.PRUNABLE
-    ]
+    judged = [r for r in runs if r.purpose in pruning.PRUNABLE and r.repeat_of is None and score(r) is not None]
+    return [pruning.Curve(r.id, pruning.sampled(lab.store.points(r.id)), r.val_bpb, r.budget_s) for r in judged]
 
 
 def replay(context: typer.Context, json: JsonFlag = False) -> None:

@@ -24,6 +24,8 @@ IMPORTED_CLASS = "imported"
 NAMES = "imported_names"  # setting: run id -> the names it came with
 OWN = ("commit", "experiment_id")
 MAX_ROWS = 20_000
+CRASHED = ("crash", "crashed", "oom")
+KNOWN = (*CRASHED, "keep", "discard", "undecided")
 
 
 def export_results(lab: Lab, style: str = "upstream") -> str:
@@ -75,7 +77,20 @@ def import_results(lab: Lab, text: str, *, who: str, budget_s: float | None = No
         lab.store.remember(request_id, "import", ids)
         lab.store.event(who, "import", None, None, {"runs": len(ids)})
     note = f"{len(ids)} rows imported, in the class {IMPORTED_CLASS!r}: they are not compared with runs of this lab."
-    return Submitted(ids, None, [note])
+    return Submitted(ids, None, [note, *_odd(rows)])
+
+
+def _odd(rows: list[dict[str, str]]) -> list[str]:
+    """Rows that were not taken as they say, in words."""
+    notes = []
+    others = [row for row in rows if row["status"].lower() not in KNOWN]
+    if others:
+        first = f"{others[0]['status'][:20]!r} in line {others[0]['#']}"
+        notes.append(f"Another status than keep, discard or crash ({len(others)}, first: {first}) counts as undecided.")
+    empty = [row["#"] for row in rows if row["status"].lower() not in CRASHED and not (_number(row, "val_bpb") or 0) > 0]
+    if empty:
+        notes.append(f"No val_bpb in line {', '.join(empty[:8])}: taken as crashes, whatever their status says.")
+    return notes
 
 
 def _rows(text: str) -> list[dict[str, str]]:
@@ -94,7 +109,7 @@ def _rows(text: str) -> list[dict[str, str]]:
     found = []
     for number, line in enumerate(lines[1:], 2):
         cells = dict(zip(header, (c.strip() for c in line.split("\t")), strict=False))
-        if len(cells) < len(header) and "status" not in cells:
+        if len(cells) < len(header) and not {"status", "val_bpb"} <= cells.keys():
             raise BadValue(f"Line {number} has {len(cells)} of {len(header)} cells.", next_step="Mend that line; nothing was imported.")
         cells["#"] = str(number)
         found.append(cells)
@@ -115,7 +130,7 @@ def _number(cells: dict[str, str], name: str) -> float | None:
 def _insert(lab: Lab, cells: dict[str, str], who: str, budget_s: float, place: lineage.Place | None) -> str:
     status = cells.get("status", "").lower()
     value, memory = _number(cells, "val_bpb"), _number(cells, "memory_gb")
-    crashed = status in ("crash", "crashed", "oom") or value is None or value <= 0
+    crashed = status in CRASHED or value is None or value <= 0
     source = _source(cells, place)
     now = time.time()
     sha = lab.keep_source(source)

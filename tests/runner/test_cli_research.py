@@ -49,6 +49,9 @@ def test_replayed_pruning_says_what_it_would_have_saved_and_lost(lab: Lab, capsy
     stopped = {s["id"] for s in replays["eager"]["stops"]}
     assert set(ids[21:]) <= stopped and 0 < replays["eager"]["saved_s"] < replays["eager"]["total_s"] == 24 * 20
     assert "eager" in overnight(capsys, "--lab", lab.path, "pruning", "replay").out
+    lab.store.update_run(ids[0], trust="refuted")
+    lab.store.update_run(ids[1], repeat_of="r0009")
+    assert overnight(capsys, "--lab", lab.path, "pruning", "replay", "--json").object["replays"][0]["runs"] == 22
 
 
 def test_a_wave_says_its_factors_and_the_cell_that_never_ran(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:

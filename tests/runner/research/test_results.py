@@ -53,6 +53,14 @@ def test_the_header_counts_and_not_the_position(lab: Lab) -> None:
     assert sky[1].split("\t") == ["exp-01", "keep", "0.974000", "60.1", "wider"]
 
 
+def test_rows_that_are_not_taken_as_they_say_are_named(lab: Lab) -> None:
+    assert len(import_results(lab, UPSTREAM, who="cli").notes) == 1
+    odd = "val_bpb\tstatus\n0.9\tpromising\n\tkeep\nnan\tdiscard\n0.0\tcrash\n0.8\tKEEP\n"
+    _, status, empty = import_results(lab, odd, who="cli").notes
+    assert "(1, first: 'promising' in line 2) counts as undecided" in status
+    assert empty.startswith("No val_bpb in line 3, 4:")
+
+
 def test_the_runs_of_a_wave_are_told_apart(lab: Lab) -> None:
     for run_id in verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [4, 6]}, hypothesis="deeper"), who="cli").run_ids:
         finish(lab, run_id, 1.0)
