@@ -229,7 +229,9 @@ def leaderboard(
             )
         if board["unranked"]:
             answer.tables["unranked"] = Table(["id", "reason"], [[r["id"], r["reason"]] for r in board["unranked"]])
-    if not board["total"]:
+    if not board["total"] and any(c["runs"] for c in board["classes"]):
+        answer.next_step = "Nothing is ranked in this class at this budget: leaderboard() shows where most is."
+    elif not board["total"]:
         answer.next_step = "Nothing is ranked yet: run_experiment(purpose='baseline', seeds=3) gives the baseline and the noise floor."
     return answer
 

@@ -99,6 +99,8 @@ async def test_a_class_is_found_by_the_part_that_only_it_has(agent: Agent, lab: 
     assert (await agent("leaderboard", class_key="h100"))["class"] == "H100 · torch 2.13"
     assert "is part of 2 classes" in await agent.fails("leaderboard", class_key="2.13")
     assert "Known: " in await agent.fails("leaderboard", class_key="A100")
+    elsewhere = await agent("leaderboard", budget_s=61)
+    assert elsewhere["ranked"]["rows"] == [] and "leaderboard() shows where most is" in elsewhere["next"]
 
 
 async def test_a_log_without_the_word_says_so(agent: Agent, lab: Lab) -> None:
