@@ -156,7 +156,6 @@ def _insert(lab: Lab, cells: dict[str, str], who: str, budget_s: float, place: l
         verdict_by="import" if verdict else None,
         verdict_at=now if verdict else None,
         trust=None if crashed else str(Trust.UNVERIFIABLE),
-        trust_why=None if crashed else "imported from results.tsv",
         cause_text=None if not crashed else "a crash in the imported results.tsv",
     )
 

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runner import queries, verbs
+from runner.board import trust_word
 from runner.errors import BadValue
 from runner.lab import Lab
 from runner.records import Submission, WaveRequest
@@ -80,6 +81,7 @@ def test_crashes_are_never_ranked_and_history_has_a_class_of_its_own(lab: Lab) -
     assert [r["id"] for r in queries.leaderboard(lab, class_key="cpu")["rows"]] == [own]
     imported = queries.leaderboard(lab, class_key="imported")
     assert [r["val_bpb"] for r in imported["rows"]] == [0.9932, 0.9979, 1.005]
+    assert {trust_word(r) for r in imported["rows"]} == {"unverifiable"}  # nothing speaks against history, and nothing can verify it
 
 
 @pytest.mark.parametrize(
