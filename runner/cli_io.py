@@ -31,6 +31,7 @@ from runner.textfile import read_text
 WHO = "cli"
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON object (FORMAT.md, section 5).")]
 ANSWER_DEADLINE_S = 900.0
+LAST_LINES = "The last lines:\n"  # in a next step: what follows is a piece of a log
 
 
 def version() -> str:
@@ -92,7 +93,10 @@ def print_error(error: dict[str, str], *, as_json: bool) -> None:
     if as_json:
         print_json({"v": 1, "error": error})
     else:
-        print(clean(f"overnight: {error['message']} {error['next']}", keep_newlines=False).strip(), file=sys.stderr)
+        said, mark, log = str(error["next"]).partition(LAST_LINES)
+        print(clean(f"overnight: {error['message']} {said}{mark}", keep_newlines=False).strip(), file=sys.stderr)
+        for line in clean(log).splitlines():  # what a program printed, each line its own and none at the margin
+            print(f"  {one_line(line, 500)}", file=sys.stderr)
 
 
 def say(text: str) -> None:

@@ -184,7 +184,7 @@ def gpus(report: HostReport) -> Check:
     names: dict[str, int] = {}
     for slot in report.slots:
         names[slot.name] = names.get(slot.name, 0) + 1
-    lost = [str(s["uuid"]) for s in report.samples if s.get("error")]
+    lost = [f"{s['uuid']} ({s['error']})" for s in report.samples if s.get("error")]
     text = ", ".join(f"{n} × {name}" for name, n in names.items())
     if lost:
         return verdict("GPUs", False, f"{text}; cannot be read: {', '.join(lost)}", len(report.slots))

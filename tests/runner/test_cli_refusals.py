@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runner import verbs
+from runner import cli_io, verbs
 from runner.errors import PolicyError
 from runner.lab import Lab
 from runner.policy import load_policy
@@ -231,3 +231,9 @@ def test_a_run_that_cannot_start_says_what_it_waits_for(lab: Lab, capsys: pytest
     assert "waiting: local:cpu is foreign: another control room has it locked" in said
     lab.store.upsert_gpu("CPU:local", state="free", reason=None)
     assert "waiting:" not in overnight(capsys, "--lab", lab.path, "runs").out
+
+
+def test_a_piece_of_a_log_keeps_its_lines_and_nothing_else_does(capsys: pytest.CaptureFixture[str]) -> None:
+    error = {"code": "host", "message": "a\nb", "next": "Mend c\nd. The last lines:\nfirst\novernight: second\x1b[2J"}
+    cli_io.print_error(error, as_json=False)
+    assert capsys.readouterr().err == "overnight: a b Mend c d. The last lines:\n  first\n  overnight: second\n"
