@@ -61,7 +61,7 @@ def demo(*, simulate: bool, plain: bool, folder: Path | None = None) -> int:
     resumed = prepare(stage)
     say(f"Overnight demo: {plan.story}")
     say(f"  lab     {stage.lab_path}{' (going on where it was)' if resumed else ''}")
-    say(f"  trainer {plan.trainer}")
+    say(f"  trainer {stage.folder / 'trainer' if simulate else plan.trainer}")
     say(f"  takes   about {plan.takes}\n")
     if not plain:
         say("  q       leaves the control room; the results and how to connect an agent are printed then\n")

@@ -38,7 +38,8 @@ class OvernightError(Exception):
         self.next_step = next_step
 
     def __str__(self) -> str:
-        return f"{self.message} {self.next_step}".strip()
+        stop = "." if self.next_step and self.message and self.message[-1] not in ".!?:;" else ""
+        return f"{self.message}{stop} {self.next_step}".strip()
 
     def as_json(self) -> dict[str, str]:
         """The `error` object of `--json` answers and of failed requests."""

@@ -119,6 +119,7 @@ class ControlRoom(App[None]):
         self.snapshot = Snapshot(lab=str(path))
         self.hand = Hand(path, self._report)
         self.memory = memory or Memory(None)
+        self.drafts: dict[str, str] = {}  # by run: a source that was edited and not submitted yet
         self._message: tuple[str, str, float] = ("", "", 0.0)
         for theme in THEMES:
             self.register_theme(theme)

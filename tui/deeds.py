@@ -216,8 +216,9 @@ class RunDeeds:
         run_id = self.targets()[0]
         self.room.do(f"open the source of {run_id}", lambda lab: _source_of(lab, run_id), then=lambda text: self._edit(run_id, text))
 
-    def _edit(self, run_id: str, text: str) -> None:
-        """Suspend the screen for the editor; submit what came back when it differs."""
+    def _edit(self, run_id: str, source: str) -> None:
+        """Suspend the screen for the editor; submit what came back when it differs. Until that is done, E opens it again."""
+        text, drafts = self.room.drafts.get(run_id, source), self.room.drafts
         folder = tempfile.mkdtemp(prefix="overnight-")
         path = Path(folder) / "train.py"
         try:
@@ -234,29 +235,32 @@ class RunDeeds:
         finally:
             path.unlink(missing_ok=True)
             os.rmdir(folder) if not os.listdir(folder) else None
-        if done.returncode != 0 or edited == text:
+        if done.returncode != 0 or edited == source:
+            drafts.pop(run_id, None)
             self.room.say(
                 "nothing changed, nothing submitted"
                 if done.returncode == 0
                 else f"the editor ended with {done.returncode}; nothing submitted"
             )
             return
+        drafts[run_id] = edited
         try:
             sources.check(edited, "train.py")
         except BadValue as error:
-            self.room.complain(str(error))
+            self.room.complain(f"{error} E opens your text again.")
             return
-        changed = sources.changed_constants(text, edited)
+        changed = sources.changed_constants(source, edited)
         notes = [f"{safe(k, 30)}: {safe(a, 20)} → {safe(b, 20)}" for k, (a, b) in list(changed.items())[:6]]
         form = Form(f"Submit the edited {run_id}", [Field("hypothesis", "What do you expect, and why?")], notes=notes)
-        self.room.push_screen(
-            form,
-            lambda got: self._with(
-                got,
-                f"submit from {run_id}",
-                lambda lab, g: verbs.submit(lab, Submission(source=edited, parent=run_id, hypothesis=g["hypothesis"] or None), who=WHO),
-            ),
-        )
+
+        def take(got: dict[str, str] | None) -> None:
+            if got is None:
+                self.room.say(f"not submitted; E on {run_id} opens your text again")
+                return
+            wanted = Submission(source=edited, parent=run_id, hypothesis=got["hypothesis"] or None)
+            self.room.do(f"submit from {run_id}", lambda lab: verbs.submit(lab, wanted, who=WHO), then=lambda _: drafts.__delitem__(run_id))
+
+        self.room.push_screen(form, take)
 
     def action_verify(self) -> None:
         """Ask the daemon to recompute the result."""
@@ -280,9 +284,8 @@ class RunDeeds:
     def action_copy_command(self) -> None:
         """Copy a command line that submits the same again."""
         run_id = self.targets()[0]
-        overrides = self.facts_of(run_id).get("overrides") or {}
-        sets = "".join(f" --set {shlex.quote(f'{k}={v}')}" for k, v in overrides.items())
-        self.room.copy(f"overnight run --base {run_id}{sets}" if sets else f"overnight show {run_id}")
+        ended = self.facts_of(run_id).get("phase") == "ended"
+        self.room.copy(f"overnight requeue {run_id}" if ended else f"overnight run --base {run_id} --allow-duplicate")
 
     # shared
 

@@ -73,7 +73,10 @@ class RunLoader:
         against = self.diff_with or run.parent or run.base_run or run.repeat_of or run.retry_of
         other = lab.store.run(against) if against and against != run.id else None
         rivals: dict[str, Rival] = {}
-        for role, rival in (("parent", other), ("best", lab.store.run(self.best_id) if self.best_id else None)):
+        for role, rival in (
+            ("other" if self.diff_with else "parent", other),
+            ("best", lab.store.run(self.best_id) if self.best_id else None),
+        ):
             if rival and rival.id != run.id and rival.id not in [r.run_id for r in rivals.values()]:
                 rivals[role] = Rival(rival.id, self._curve(lab, rival), rival.budget_s)
         return RunView(
@@ -151,7 +154,12 @@ def curve_lines(view: RunView, width: int, height: int, *, metric: str = "loss",
         anchors = reached(view.run, view.points, view.first_step_at, view.last_output_at)
         telemetry = telemetry_lines(view.run, view.samples, anchors, width, MARGIN, axis, span)
     series = [
-        Series(f"{role} {r.run_id}", _xy(r.points, metric, axis, r.budget_s), role) for role, r in reversed(list(view.rivals.items()))
+        Series(
+            r.run_id if role == "other" else f"{role} {r.run_id}",
+            _xy(r.points, metric, axis, r.budget_s),
+            role if role == "best" else "parent",
+        )
+        for role, r in reversed(list(view.rivals.items()))
     ]
     series.append(Series(str(view.run["id"]), _xy(view.points, metric, axis, view.run.get("budget_s") or 1.0), "own"))
     chart = draw(series, width, height - len(telemetry), log=log, x_name=AXES[axis], clip=metric == "loss", x_span=span, margin=MARGIN)
@@ -218,12 +226,13 @@ def _result(view: RunView) -> list[Line]:
     line = Line((fit("val_bpb", 9), "muted"), (number(run["val_bpb"], 6), "strong"))
     glyph, style = TRUST.get(str(run.get("trust")), ("", "muted"))
     line.add(f" {glyph} {safe(run.get('trust') or '', 20)}", style)
+    against = Line((" " * 9, ""))
     if view.parent_bpb is not None:
         gain = view.parent_bpb - run["val_bpb"]
-        line.add(f"   {'0' if abs(gain) < 5e-7 else f'{gain:+.6f}'} against {view.compared}", "good" if gain > 0 else "muted")
+        against.add(f"{'0' if abs(gain) < 5e-7 else f'{gain:+.6f}'} against {view.compared}", "good" if gain > 0 else "muted")
     if run.get("verified_bpb") is not None:
         line.add(f"   recomputed {number(run['verified_bpb'], 6)}", style)
-    return [line]
+    return [line, against] if view.parent_bpb is not None else [line]
 
 
 def _facts(run: Json) -> list[tuple[str, str]]:
@@ -239,7 +248,10 @@ def _facts(run: Json) -> list[tuple[str, str]]:
     where = " ".join(x for x in (safe(run["host"], 30) if run.get("host") else "", short_gpu(run["gpu"]) if run.get("gpu") else "") if x)
     done = "" if run.get("share") is None else f", {number(100 * run['share'])} % done, {clock(run.get('remaining_s'))} left"
     budget = f"{number(run.get('budget_s'))} s{done}"
-    times = f"trained {clock(run.get('training_s'))}, in all {clock(run.get('wall_s'))}"
+    trained = clock(run.get("training_s"))
+    if run.get("training_s") is None and run.get("share"):  # stopped before its summary: by the last step it printed
+        trained = f"{number(100 * run['share'])} % of it"
+    times = f"trained {trained}, in all {clock(run.get('wall_s'))}"
     parts = [
         f"{number(run.get('params_m'), 1)} M params" if run.get("params_m") is not None else "",
         f"depth {run['depth']}" if run.get("depth") is not None else "",

@@ -10,7 +10,7 @@ from runner import queries
 from runner.lab import Lab
 from runner.records import Json
 from runner.research.classes import gpu_of
-from runner.research.effects import Analysis
+from runner.research.effects import Analysis, key
 from runner.research.waves import HeatMap, analyse_wave, heat_map
 
 from .lines import Line, Span, cells, crop, fit, safe, wrap_words
@@ -45,12 +45,13 @@ class WaveLoader:
         runs = lab.store.runs("wave_id = ?", (wave.id,))
         pairs = factor_pairs(wave.factors)
         chosen = pairs[self.pair % len(pairs)] if pairs else None
-        same: dict[str, list[str]] = {}
+        same: dict[str, dict[str, str]] = {}  # by effective source, the first run of each cell: repeats of a cell were asked for
         for run in runs:
-            same.setdefault(run.effective_sha, []).append(run.id)
+            same.setdefault(run.effective_sha, {}).setdefault(key(run.cell), run.id)
         return WaveView(
             queries.wave_object(lab, wave), tuple(queries.run_objects(lab, runs)), analyse_wave(lab, wave.id),
-            heat_map(lab, wave.id, *chosen) if chosen else None, {ids[0]: tuple(ids[1:]) for ids in same.values() if len(ids) > 1},
+            heat_map(lab, wave.id, *chosen) if chosen else None,
+            {first: tuple(rest) for first, *rest in map(dict.values, same.values()) if rest},
         )  # fmt: skip
 
 
@@ -102,6 +103,11 @@ def heat_lines(view: WaveView, width: int) -> list[Line]:
     if heat.left_out:
         words = f"on {gpu_of(heat.class_key)}; {plural(heat.left_out, 'result')} of other classes cannot be compared with these"
         out += [Line((row, "warn")) for row in wrap_words(words, width)]
+    if real:
+        others = [
+            safe(f, 30) for f, values in view.wave["factors"].items() if f not in (heat.row_factor, heat.column_factor) and len(values) > 1
+        ]
+        out += [Line((row, "muted")) for row in wrap_words("█ is best" + (f"; means over {', '.join(others)}" if others else ""), width)]
     pairs = len(factor_pairs(view.wave["factors"]))
     if pairs > 1:
         out.append(Line((f"v: the next of {pairs} pairs", "muted")))
@@ -135,6 +141,7 @@ def effect_lines(analysis: Analysis, width: int) -> list[Line]:
     out: list[Line] = []
     reach = max((abs(e.effect) + (e.se or 0) for e in analysis.effects if e.effect is not None), default=0.0)
     bar_wide = max(8, min(30, width - 40))
+    found = sorted((i for i in analysis.interactions if i.effect is not None and i.clear), key=lambda i: -abs(i.effect or 0))
     for factor in analysis.factors:
         text, style = BADGES.get(factor.badge, (factor.badge, "muted"))
         out.append(
@@ -144,8 +151,11 @@ def effect_lines(analysis: Analysis, width: int) -> list[Line]:
                 (f"  {value_text(factor.best)} is {number(factor.gain, 4)}{_error(factor.se)} better than {value_text(factor.worst)}", ""),
             )
         )
+        others = sorted({f for i in found if factor.factor in i.factors for f in i.factors} - {factor.factor})
+        if others:  # the level that is best on average may be the worst beside another level of these
+            words = f"an average: which level is best depends on {', '.join(safe(o, 30) for o in others)}"
+            out += [Line(("  " + row, "warn")) for row in wrap_words(words, width - 2)]
         out += [_effect(e.level, e.effect, e.se, e.n, reach, bar_wide) for e in analysis.effects if e.factor == factor.factor]
-    found = sorted((i for i in analysis.interactions if i.effect is not None and i.clear), key=lambda i: -abs(i.effect or 0))
     if found:
         out.append(Line(("Interactions clear of the noise", "title")))
         out += [

@@ -76,3 +76,26 @@ def test_the_same_flag_is_said_once_and_what_is_left_out_is_counted(night: Snaps
     assert len(lines) == 3 and "and 7 more" in lines[2].text
     assert alert_lines(found, 60, 0) == []
     assert len(alert_lines(found[:3], 60, 3)) == 3
+
+
+def test_a_night_of_crashes_is_said(tmp_path: Path) -> None:
+    """Crashed runs make room for the next ones: the GPUs look busy, and nothing else on the first page would tell."""
+    lab = rows.empty_lab(tmp_path, "alpha")
+    for n in range(1, 4):
+        lab.store.event("daemon", "ended", f"r000{n}", "crashed: The GPU's memory was too small for it: [/x]")
+    night = snapshot_of(lab)
+    events = [replace(e, at=NOW - 60) for e in night.events]
+    told = [text for _, text in alerts(replace(night, events=tuple(events)), NOW)]
+    assert any("3 of the last 3 runs crashed, r0003 1m ago: The GPU's memory" in text for text in told)
+    fine = [replace(e, verb="ended", why="completed", at=NOW - 30) for e in events]
+    assert not any("crashed" in text for _, text in alerts(replace(night, events=(*fine, *events)), NOW)), (
+        "half of them is no night of crashes"
+    )
+    old = [replace(e, at=NOW - 7200) for e in events]
+    assert not any("crashed" in text for _, text in alerts(replace(night, events=tuple(old)), NOW))
+
+
+def test_approval_mode_stands_in_the_header(night: Snapshot) -> None:
+    assert night.state is not None
+    assert "APPROVAL" not in header(night, 120, NOW).text
+    assert "APPROVAL m" in header(replace(night, state=replace(night.state, approval="ask")), 120, NOW).text

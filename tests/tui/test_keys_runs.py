@@ -176,7 +176,47 @@ async def test_edit_opens_the_editor_on_a_copy_and_submits_what_came_back(
         made = lab.store.runs(order="seq DESC", limit=1)[0]
         assert made.constants["DEPTH"] == 12 and made.parent == "r0008" and made.hypothesis == "deeper is better"
         assert "DEPTH = 12" in lab.source_text(made.source_sha) and "DEPTH = 8" in lab.source_text(lab.store.run("r0008").source_sha)  # type: ignore[union-attr]
+        assert not room.drafts
         script.write_text("#!/bin/sh\necho 'def (' >> \"$1\"\n")
         await pilot.press("E")
         await until(lambda: "line" in room._message[0])
         assert lab.store.count_runs() == count + 1
+
+
+async def test_what_was_written_in_the_editor_is_not_lost(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to a slip in the syntax nor to Esc in the form that follows: E opens it again, until it is submitted."""
+    script = tmp_path / "editor"
+    script.write_text("#!/bin/sh\nsed -i 's/DEPTH = 8/DEPTH = 12/' \"$1\"; echo 'def (' >> \"$1\"\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("VISUAL", str(script))
+    async with opened(lab) as (room, pilot):
+        monkeypatch.setattr(room, "suspend", contextlib.nullcontext)
+        room.open_run("r0008")
+        await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+        count = lab.store.count_runs()
+        await pilot.press("E")
+        await until(lambda: "E opens your text again" in room._message[0])
+        script.write_text("#!/bin/sh\nsed -i '/^def ($/d' \"$1\"\n")
+        await pilot.press("E")
+        await until(lambda: isinstance(room.screen, Form))
+        assert "DEPTH: 8 → 12" in screen_text(room)
+        await pilot.press("escape")
+        await until(lambda: "not submitted" in room._message[0])
+        script.write_text("#!/bin/sh\ntrue\n")
+        await pilot.press("E")
+        await filled(room, pilot, "deeper is better")
+        await until(lambda: lab.store.count_runs() == count + 1)
+        assert lab.store.runs(order="seq DESC", limit=1)[0].constants["DEPTH"] == 12
+        await until(lambda: not room.drafts)
+
+
+async def test_the_copied_command_submits_the_run_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[str] = []
+    async with opened(lab) as (room, pilot):
+        monkeypatch.setattr(room, "copy_to_clipboard", copied.append)
+        for run_id in ("r0008", "r0015"):
+            room.open_run(run_id)
+            await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+            await pilot.press("Y")
+            await pilot.press("q")
+    assert copied == ["overnight requeue r0008", "overnight run --base r0015 --allow-duplicate"]

@@ -63,6 +63,19 @@ def test_a_short_night_is_told_in_minutes() -> None:
     assert "minutes" in progress_lines(short, 80, 16)[-1].text and progress_lines(short, 80, 16)[-2].text.rstrip().endswith("9.00")
     assert "hours" in progress_lines(long, 80, 16)[-1].text
     assert best_so_far(short.rows)[-1] == (540.0, 0.91)
+    blink = progress(*[result(f"r{i}", 1.0 - i / 100, 0.5 * i) for i in range(10)])
+    assert "seconds since" in progress_lines(blink, 80, 16)[-1].text
+
+
+def test_failed_ideas_do_not_press_the_gains_into_one_row() -> None:
+    night = [result(f"r{i}", 1.0 - i / 500, 600.0 * i) for i in range(10)] + [
+        result(f"x{i}", 1.3, 600.0 * i + 5, verdict=None) for i in range(4)
+    ]
+    shown = progress_lines(progress(*sorted(night, key=lambda r: r["ended_at"])), 80, 16)
+    assert float(shown[0].text.split("┤")[0]) < 1.02
+    assert "4 worse ones above" in shown[-1].text
+    nothing_gained = progress(*[result(f"r{i}", 1.0 + i / 100, 600.0 * i) for i in range(10)])
+    assert float(progress_lines(nothing_gained, 80, 16)[0].text.split("┤")[0]) > 1.05
 
 
 def test_what_is_not_ranked_is_not_progress(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from runner.records import Point, Sample
 from tests.tui import rows, scenes
 from tests.tui.driving import opened, screen_text, until
 from tests.tui.rows import NOW
-from tui.runview import RunView, state_lines
+from tui.runview import RunLoader, RunView, curve_lines, fact_lines, state_lines
 from tui.screens.run import RunPage
 from tui.telemetry import reached, telemetry_lines, trained_at
 
@@ -95,3 +95,23 @@ async def test_the_audit_of_a_run_knows_what_was_done_to_its_wave(lab: Lab) -> N
         await pilot.press("u")
         await until(lambda: "smaller batches make more steps" in screen_text(room).split("Audit")[1])
         assert "submit_wave" in screen_text(room)
+
+
+def test_a_run_that_was_named_is_not_called_the_parent(lab: Lab) -> None:
+    loader = RunLoader("r0008")
+    parent = loader(lab)
+    assert "parent" in parent.rivals and f"parent {parent.compared}" in curve_lines(parent, 100, 20)[-1].text
+    loader.diff_with = "r0005"
+    named = curve_lines(loader(lab), 100, 20)[-1].text
+    assert "r0005" in named and "parent" not in named
+
+
+def test_a_run_that_was_stopped_tells_how_far_it_trained(tmp_path: Path) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    run = rows.ended(lab, None, at=100, outcome="pruned", training_s=None, share=0.25)
+    assert "trained 25 % of it, in all" in " ".join(line.text for line in fact_lines(RunLoader(run)(lab), 80))
+
+
+def test_the_comparison_is_not_cut_off_beside_the_result(lab: Lab) -> None:
+    told = [line.text for line in fact_lines(RunLoader("r0008")(lab), 48)]
+    assert any(text.strip().startswith(("+", "-", "0")) and "against r" in text for text in told)

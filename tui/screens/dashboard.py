@@ -117,6 +117,8 @@ class Dashboard(Page):
             wall.set_mode(plan.mode, plan.beside)
             self.set_class(plan.watch_high > 0, "-watch")
             self.query_one("#watch").styles.height = plan.watch_high or 1
+        queue.empty = "the queue is empty (`overnight connect`)" if snapshot.seen else "not read yet"
+        board.empty = "no run has a result yet" if snapshot.seen else "not read yet"
         if not snapshot.seen:
             wall.empty = "reading the lab …" if snapshot.problem is None else "the lab cannot be read; the line above says why"
         else:

@@ -80,13 +80,21 @@ def progress_lines(progress: Progress, width: int, height: int) -> list[Line]:
     if not progress.rows:
         return [Line(("no run has a result yet", "muted"))]
     start, end = min(r["ended_at"] for r in progress.rows), max(r["ended_at"] for r in progress.rows)
-    unit, size = ("hours", 3600.0) if end - start >= 7200 else ("minutes", 60.0)
+    unit, size = ("hours", 3600.0) if end - start >= 7200 else ("minutes", 60.0) if end - start >= 120 else ("seconds", 1.0)
     dots = [((r["ended_at"] - start) / size, r["val_bpb"], r["verdict"] == "keep") for r in progress.rows]
     worst = sorted(v for _, v, _ in dots)[int(len(dots) * 0.9)]
+    first, least = dots[0][1], min(v for _, v, _ in dots)
+    if least < first:  # the gains are what one looks for: a night's failed ideas would press them into one row
+        worst = min(worst, first + (first - least))
     shown = [(x, v, k) for x, v, k in dots if v <= worst]
     best = [((x - start) / size, v) for x, v in best_so_far(progress.rows)]
     series = [
-        Series("every run", [(x, v) for x, v, k in shown if not k], "muted", marks=True),
+        Series(
+            "every run" + (f" ({len(dots) - len(shown)} worse ones above)" if len(shown) < len(dots) else ""),
+            [(x, v) for x, v, k in shown if not k],
+            "muted",
+            marks=True,
+        ),
         Series("best so far", best, "best"),
         Series("kept", [(x, v) for x, v, k in shown if k], "own", marks=True),
     ]

@@ -155,6 +155,7 @@ class Page(RunDeeds, Worded):
                 continue
             seen.add(binding.action)
             key = self.app.get_key_display(binding)
+            key = "Enter" if key == "⏎" and self.room.ascii_only else key
             if line.width + cells(key) + len(binding.description) + tail.width + 3 > self.size.width:
                 break
             line.add(key, "key").add(f" {binding.description}  ", "muted")
@@ -221,7 +222,9 @@ class Page(RunDeeds, Worded):
                 self.room.memory.put(f"hidden:{self.NAME}:{table.id}", sorted(table.hidden))
 
         notes = [f"There are: {' '.join(known)}"]
-        self.room.push_screen(Form(f"Columns of {table.name_shown}", [Field("columns", "Columns to show", shown)], notes=notes), take)
+        self.room.push_screen(
+            Form(f"Columns of {table.name_shown.rstrip(' ·')}", [Field("columns", "Columns to show", shown)], notes=notes), take
+        )
 
     def remembered_columns(self) -> None:
         """Hide what was hidden before."""

@@ -112,7 +112,7 @@ class RunsPage(Page):
         if isinstance(found, Failed):
             table.empty = found.sentence
         elif isinstance(found, Found):
-            table.empty = "no run was submitted yet"
+            table.empty = "no run matches the filter" if self.loader.filter and found.total else "no run was submitted yet"
             table.note_right = f"of {plural(found.total, 'run')}" + ("" if found.whole else f", the newest {len(found.rows)} shown")
             table.show([snapshot.live.get(str(r["id"]), r) for r in found.rows])
         else:

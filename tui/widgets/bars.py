@@ -15,6 +15,7 @@ from ..snapshot import Snapshot
 from ..words import age, number, plural
 
 STALE_S = 5.0
+LATELY, LATELY_S = 10, 3600.0  # as many ends, and as old, as tell how runs fare now
 Alert = tuple[str, str]  # (severity: bad, warn, info; sentence)
 _ORDER = {"bad": 0, "warn": 1, "info": 2}
 
@@ -56,6 +57,8 @@ def _parts(snapshot: Snapshot, now: float, readonly: bool, frozen: bool) -> list
     queue: list[Span] = [(f"queue {state.queued}", "")]
     if state.paused:
         queue.append((" PAUSED p", "warn"))
+    if state.approval == "ask":
+        queue.append((" APPROVAL m", "warn"))
     if state.proposed:
         queue.append((f" +{state.proposed} to approve", "warn"))
     word = "slot" if any(g.get("index") is None for g in snapshot.gpus) else "GPU"  # a host without a GPU has one CPU slot
@@ -117,6 +120,7 @@ def alerts(snapshot: Snapshot, now: float) -> list[Alert]:
         verb = "waits" if state.proposed == 1 else "wait"
         found.append(("warn", f"{plural(state.proposed, 'run')} {verb} for approval, last in the queue: a approves, A declines."))
     found += _idle(snapshot, state)
+    found += _failing(snapshot, now)
     found += [
         ("bad", f"Host {safe(h.name, 30)} is {safe(h.state, 12)} for {age(now - h.since)}: {safe(h.error, 160)}")
         for h in snapshot.hosts
@@ -158,6 +162,18 @@ def _idle(snapshot: Snapshot, state: LabState) -> list[Alert]:
             )
         ]
     return [("info", f"{what}: the queue is empty and no agent has called yet (`overnight connect` says how).")]
+
+
+def _failing(snapshot: Snapshot, now: float) -> list[Alert]:
+    """Most of what ended lately crashed: a night of crashes looks busy otherwise."""
+    ends = [e for e in snapshot.events if e.verb == "ended" and now - e.at < LATELY_S][:LATELY]
+    crashes = [e for e in ends if str(e.why).startswith("crashed")]
+    if not crashes or 2 * len(crashes) <= len(ends):
+        return []
+    newest = crashes[0]
+    what = "The last run" if len(ends) == 1 else f"{len(crashes)} of the last {len(ends)} runs"
+    cause = safe(str(newest.why).partition(": ")[2] or "no cause is known", 200)
+    return [("warn", f"{what} crashed, {safe(newest.subject, 12)} {age(now - newest.at)} ago: {cause}")]
 
 
 def _flag(flag: Flag, now: float) -> Alert:
