@@ -202,8 +202,11 @@ def list_runs(
             where.append(f"{column} = ?")
             args.append(value)
     if text:
-        where.append(f"(id = ? OR instr(lower(coalesce(hypothesis, '')), ?) OR instr({BARE_OVERRIDES}, ?))")
-        args += [text, text.lower(), text.lower().translate(BARE)]
+        low = text.lower()
+        name, given, _ = low.replace(":", "=").partition("=")
+        tried = f"(instr(lower(overrides), ?) AND instr({BARE_OVERRIDES}, ?))" if given else "instr(lower(overrides), ?)"
+        where.append(f"(id = ? OR instr(lower(coalesce(hypothesis, '')), ?) OR {tried})")
+        args += [text, low, *((name.translate(BARE), low.translate(BARE)) if given else (low,))]
     if cursor is not None and (not cursor.isdigit() or len(cursor) > 15):
         raise BadValue(f"The cursor {cursor!r} is not one of ours.", next_step="Take it from the answer before, or leave it out.")
     below = None if cursor is None else int(cursor)
