@@ -50,7 +50,7 @@ def analyze(
         table(("factor", "best", "worst", "gain", "±", ""), rows, right="gain ±")
     for one in sorted((i for i in found.interactions if i.clear), key=lambda i: -abs(i.effect or 0.0))[:6]:
         pair = " with ".join(f"{name} {level(value)}" for name, value in zip(one.factors, one.levels, strict=True))
-        say(f"Together, {pair} adds {signed(one.effect)} ± {six(one.se)}.")
+        say(f"Together, {pair} adds {signed(one.effect)} ± {six(one.se)} to val_bpb.")
     for words, best in (("Best seen", found.observed_best), ("Best predicted", found.predicted_best)):
         if best is not None:
             cell = ", ".join(f"{name} {level(value)}" for name, value in best.cell.items()) or "the base"
