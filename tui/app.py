@@ -19,6 +19,8 @@ from rich.text import Text
 from textual.app import App, SystemCommand
 from textual.binding import Binding, BindingType
 from textual.command import CommandPalette
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 from textual.message import Message
 from textual.screen import Screen
 from textual.scrollbar import ScrollBar
@@ -30,6 +32,7 @@ from .commands import BindingCommands
 from .deeds import WHO
 from .hand import Deed, Hand
 from .help import key_lines
+from .keyboard import Keyboard
 from .lines import safe
 from .memory import Memory
 from .plain import AsciiBars, ascii_only
@@ -125,6 +128,11 @@ class ControlRoom(App[None]):
             self.register_theme(theme)
         wanted = "ansi-dark" if no_color else str(self.memory.get("theme", "overnight"))
         self.theme = wanted if wanted in self.available_themes else "overnight"
+
+    def get_driver_class(self) -> type[Driver]:
+        """Where Textual would take its own driver for this terminal, ours, whose Esc is quick."""
+        found = super().get_driver_class()
+        return Keyboard if found is LinuxDriver else found
 
     def get_default_screen(self) -> Screen[Any]:
         """The first page."""

@@ -180,6 +180,7 @@ def measure(lab: Lab, seconds: float) -> list[tuple[str, float, str, float | Non
     delays = sorted(terminal.press(k) for k in [b"\t", b"j", b"k", b"\t", b"j"] * 20)
     table.append(("key to screen, median of 100", statistics.median(delays), "s", BUDGETS["key"]))
     table.append(("key to screen, 95th of 100", delays[int(0.95 * len(delays))], "s", BUDGETS["key"]))
+    table.extend(openings(terminal))
     table.append(("quit", terminal.quit_s(), "s", BUDGETS["quit"]))
     terminal = Terminal(USUAL, lab.path)
     terminal.read(4)
@@ -195,6 +196,29 @@ def measure(lab: Lab, seconds: float) -> list[tuple[str, float, str, float | Non
     terminal = Terminal(HUNG, lab.path)
     terminal.read(2.0)
     table.append(("quit with the reader hung", terminal.quit_s(), "s", BUDGETS["quit"]))
+    return table
+
+
+def openings(terminal: Terminal) -> list[tuple[str, float, str, float | None]]:
+    """What it takes to open a page or box, and Esc to leave it: the delay of the answer and the bytes of the picture."""
+    table: list[tuple[str, float, str, float | None]] = []
+    delays = []
+    for key, word in ((b"?", "page of keys"), (b"2", "runs page"), (b":", "commands")):
+        sizes, back = [], []
+        for _ in range(5):
+            before = terminal.bytes
+            terminal.press(key)
+            terminal.read(0.6)
+            sizes.append(terminal.bytes - before)
+            before = terminal.bytes
+            delays.append(terminal.press(b"\x1b"))
+            terminal.read(0.6)
+            back.append(terminal.bytes - before)
+        table.append((f"{word} opened, median of 5", statistics.median(sizes), "B", None))
+        table.append((f"{word} closed, median of 5", statistics.median(back), "B", None))
+    delays.sort()
+    table.append(("Esc to screen, median of 15", statistics.median(delays), "s", BUDGETS["key"]))
+    table.append(("Esc to screen, slowest of 15", delays[-1], "s", BUDGETS["key"]))
     return table
 
 
