@@ -55,6 +55,7 @@ reasons. Do not claim a gain that is within noise or only claimed.
 TUNE = """Tune total batch, learning rate and model size of this lab's script. Ordinary runs, at a budget of {budget} s; `overnight
 tune` does the same.
 
+0. run_experiment(purpose="preflight"), and wait for it: attention, compile mode and device batch are measured once, not searched.
 1. Two or more repeats of the baseline at this budget: the noise. Gains within it count for nothing.
 2. A wave of one change a run: TOTAL_BATCH_SIZE halved and doubled from the script's own (DEVICE_BATCH_SIZE must divide it), every
    learning rate times 0.5 and times 2, DEPTH and ASPECT_RATIO up and down. Read analyze_wave.

@@ -9,6 +9,7 @@ from pydantic import Field, WithJsonSchema
 from mcp_server.answers import Answer, Table
 from mcp_server.calls import Call
 from runner import news, queries, scheduler, verbs
+from runner.errors import BadValue
 from runner.lab import Lab
 from runner.records import GpuState, Phase, Submission, Submitted, WaveRequest
 from runner.replays import REQUEST_ID_CHARS
@@ -79,7 +80,11 @@ def run_experiment(
     seeds: Annotated[int, Field(description="Runs of the same source with different seeds.", ge=1, le=32)] = 1,
     priority: Priority = 0,
     purpose: Annotated[
-        Literal["experiment", "baseline"], Field(description="A baseline is never pruned and anchors the noise floor.")
+        Literal["experiment", "baseline", "preflight"],
+        Field(
+            description="A baseline is never pruned and anchors the noise floor. A preflight trains nothing: it measures each GPU model "
+            "not measured yet (attention, compile modes, device batch), takes minutes, and runs use what it found."
+        ),
     ] = "experiment",
     allow_duplicate: Annotated[bool, Field(description="Run it although an equal experiment exists.")] = False,
     request_id: RequestId = None,
@@ -88,6 +93,9 @@ def run_experiment(
     submit_wave for two or more settings of constants, because a grid shows interactions and keeps all GPUs busy. Say what to run with
     one of: overrides (constants, cheapest), diff, path, source; base picks the run to start from. With nothing given the baseline
     script runs. A source equal to an earlier run in all that matters is refused with that run's id. Results: wait_for_results."""
+    if purpose == "preflight":
+        what = {"overrides": overrides, "base": base, "diff": diff, "path": path, "source": source, "parent": parent, "budget_s": budget_s}
+        return preflight(call, [name for name, value in what.items() if value is not None], gpu_type, host, request_id)
     wish = Submission(
         source=source,
         path=path,
@@ -107,6 +115,16 @@ def run_experiment(
     )
     done = verbs.submit(call.lab, wish, who=call.who)
     return submitted(call, done)
+
+
+def preflight(call: Call, unfit: list[str], gpu_type: str | None, host: str | None, request_id: str | None) -> Answer:
+    """The receipt of a preflight; without a run to wait for, the notes say why."""
+    if unfit:
+        raise BadValue(f"A preflight takes no {', no '.join(unfit)}.", next_step="Give gpu_type, host and request_id, or none of them.")
+    done = verbs.measure(call.lab, who=call.who, gpu_type=gpu_type, host=host, request_id=request_id)
+    if done.run_ids:
+        return submitted(call, done)
+    return Answer(facts={"phase": "nothing queued", "outlook": "nothing to measure"}, notes=list(done.notes))
 
 
 def submit_wave(

@@ -263,7 +263,7 @@ def remark(lab: Lab, obj: dict[str, Any], run: Run) -> str | None:
         return f"declined: {run.approval_why or 'no reason given'}"
     if run.outcome == Outcome.CANCELLED and (asked := news.cancelled_by(lab, run.id)) is not None:
         return f"cancelled by {asked.who}: {asked.why or 'no reason given'}"
-    if run.outcome != Outcome.COMPLETED:
+    if run.outcome != Outcome.COMPLETED or run.purpose == Purpose.PREFLIGHT:  # what a preflight found stands there
         return cause_words(run) or run.cause
     said = [doubt(run)]  # each result is told once, and the flags come a moment after the end: the doubt is the run's own
     said += [

@@ -12,9 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from runner import submitting
-from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, table
+from runner.cli_io import WHO, JsonFlag, emit, lab_of, note, say, table
 from runner.daemonctl import ensure_daemon
 from runner.errors import BadValue, Refused
+from runner.keeper import Keeper
+from runner.records import Purpose
 from runner.research import promotion
 from runner.research.axes import said as changes_said
 from runner.research.classes import gpu_of
@@ -107,37 +109,66 @@ def tune(
         what = "This is the tune that has ended" if tuning.over() else "The tune that was begun goes on"
         notes.append(f"{what}, with {', '.join(others)}; --restart begins another.")
     if not as_json:
-        for note in notes:
-            say(note)
+        for line in notes:
+            say(line)
         say(f"Tuning {', '.join(tuning.axes.names)}.")
-        for line in tuning.measured():
-            say(f"Preflight: {line}.")
+    told = [f"Preflight: {line}" for line in notes]  # a wish that no GPU meets is said once
     try:
         while tuning.advance():
             ensure_daemon(lab)
-            _wait_for(tuning, quiet=as_json)
+            _wait_for(tuning, told, quiet=as_json)
     except Refused:
         if not as_json:
-            _show_tune(tuning.table())
+            _show_tune(tuning)
         raise
     if as_json:
-        emit(lab, {"rows": tuning.table(), "notes": notes})
+        emit(
+            lab, {"rows": tuning.table(), "preflight": tuning.ground.rows(), "notes": list(dict.fromkeys([*notes, *tuning.ground.lines()]))}
+        )
     else:
-        _show_tune(tuning.table())
+        _show_tune(tuning)
 
 
-def _wait_for(tuning: Tune, *, quiet: bool) -> None:
-    """Until the runs of a step have ended."""
-    shown = 0
-    while pending := tuning.pending():
-        if not quiet and len(pending) != shown:
-            shown = len(pending)
-            say(f"{len(tuning.runs()) - shown} runs done, {shown} to go in this step.")
+def _wait_for(tuning: Tune, told: list[str], *, quiet: bool) -> None:
+    """Until the runs of a step have ended, with a daemon at work for them; `told` is what was said before."""
+    keeper = Keeper(tuning.lab.path)
+    while True:
+        pending = tuning.pending()
+        lines = [f"Preflight: {line}" for line in tuning.ground.lines()]
+        if trained := [r for r in pending if r.purpose != Purpose.PREFLIGHT]:
+            lines.append(f"{len(tuning.runs()) - len(trained)} runs done, {len(trained)} to go in this step.")
+        for line in lines:
+            if line not in told:
+                told.append(line)
+                if not quiet:
+                    say(line)
+        if not pending and tuning.ground.kept is not None:
+            return
         time.sleep(POLL_S)
+        if why := keeper.look(tuning.lab):
+            note(f"waiting: {why}")
+        if not pending:
+            return
 
 
-def _show_tune(rows: list[dict[str, Any]]) -> None:
-    """Report 1's table."""
+def _show_tune(tuning: Tune) -> None:
+    """What preflight chose, and report 1's table."""
+    if chosen := tuning.ground.rows():
+        table(
+            ("host", "GPU", "matrix TFLOP/s", "attention", "compile", "device tokens", "measured"),
+            [
+                (
+                    r["host"],
+                    r["gpu_name"],
+                    "-" if r["matmul_flops"] is None else f"{r['matmul_flops'] / 1e12:.0f}",
+                    r["attention"],
+                    r["compile"],
+                    thousands(r["device_tokens"]),
+                    "quickly" if r["quick"] else "whole",
+                )
+                for r in chosen
+            ],
+        )
     table(
         ("budget", "changed", "val_bpb", "gain", "±", "", "MFU", "tokens M", "steps", "runs", "run"),
         [
@@ -154,7 +185,7 @@ def _show_tune(rows: list[dict[str, Any]]) -> None:
                 str(r["runs"]),
                 r["id"],
             )
-            for r in rows
+            for r in tuning.table()
         ],
     )
 
@@ -192,5 +223,5 @@ def import_(
     if as_json:
         emit(lab, {"runs": sent.run_ids, "notes": sent.notes})
         return
-    for note in sent.notes:
-        say(note)
+    for line in sent.notes:
+        say(line)

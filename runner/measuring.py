@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 from runner import scheduler, submitting
 from runner.engines import dirs
 from runner.errors import OvernightError
-from runner.records import Outcome, Phase, Purpose, Severity
+from runner.records import GpuState, HostState, Outcome, Phase, Purpose, Severity
+from runner.scheduler import matches_type
 from runner.text import finite, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from runner.lab import Lab
     from runner.policy import TrainerPolicy
-    from runner.records import Run
+    from runner.records import Gpu, Host, Run
     from runner.roster import Roster
 
 PROGRAM = "preflight.py"
@@ -73,9 +75,11 @@ def before_first_runs(roster: Roster) -> dict[tuple[str, str], str]:
                 continue
             roster.measured.add(key)
             if found_on(roster.reports[name].info, gpu, driver) is None and not _tried(roster, name, gpu, driver):
-                _queue(roster, name, gpu, "daemon", "nothing was measured on this GPU yet", quick=True, priority=FIRST)
+                _queue(roster.lab, name, gpu, "daemon", "nothing was measured on this GPU yet", quick=True, priority=FIRST)
+                roster.changed.set()
     waiting = roster.store.runs("phase != 'ended' AND purpose = 'preflight' AND priority > 0")
-    return {(r.want_host or "", r.gpu_type or ""): f"{r.id} measures this GPU first" for r in waiting}
+    paused = set(roster.store.setting("paused_agents", [])) if waiting else set()  # theirs waits, and nobody waits for it
+    return {(r.want_host or "", r.gpu_type or ""): f"{r.id} measures this GPU first" for r in waiting if r.live or r.agent not in paused}
 
 
 def _tried(roster: Roster, host: str, gpu: str, driver: str | None) -> bool:
@@ -84,10 +88,62 @@ def _tried(roster: Roster, host: str, gpu: str, driver: str | None) -> bool:
     return any(known in (None, driver) for (known,) in rows)
 
 
-def _queue(roster: Roster, host: str, gpu: str, who: str, why: str, *, quick: bool, priority: float) -> str | None:
+def whole(lab: Lab, gpu_type: str | None, host: str | None, who: str, approval: str) -> tuple[list[str], list[str]]:
+    """Queue the whole preflight of each GPU model (of that type, on that host) that has none: the runs that measure, and in words where
+    nothing is queued and why. One that waits already is taken, and waits no longer behind everything else. Raised: Refused by a limit.
+    """
+    if not measurable(lab.policy().trainer):
+        return [], [f"The trainer has no {PROGRAM}, so nothing is measured: runs use what the script says."]
+    runs: list[str] = []
+    notes: list[str] = []
+    rows = {h.name: h for h in lab.store.hosts()}
+    for policy in lab.policy().hosts:
+        row = rows.get(policy.name)
+        if host not in (None, policy.name):
+            continue
+        if policy.kind == "fake":
+            notes.append(f"{policy.name}: its GPUs are simulated, so nothing is measured there.")
+        elif row is None or row.state in (HostState.NEW, HostState.DOWN):
+            notes.append(f"{policy.name} does not answer, so nothing is measured there: the first run on it waits for a quick preflight.")
+        else:
+            cards = {g.name: g for g in lab.store.gpus() if g.host == policy.name and g.state != GpuState.LOST}
+            fitting = [g for g in cards.values() if not dirs.is_cpu(g.uuid) and (gpu_type is None or matches_type(gpu_type, g.name))]
+            if not fitting and any(dirs.is_cpu(g.uuid) for g in cards.values()):
+                notes.append(f"{policy.name} has no GPU, so nothing is measured there: train.py uses its CPU preset.")
+            for gpu in fitting:
+                _take_or_queue(lab, row, gpu, (who, approval), runs, notes)
+    return runs, notes
+
+
+def _take_or_queue(lab: Lab, host: Host, gpu: Gpu, asker: tuple[str, str], runs: list[str], notes: list[str]) -> None:
+    known = found_on(host.info, gpu.name, (gpu.telemetry or {}).get("driver"))
+    last = lab.store.runs("host = ? AND gpu_name = ? AND torch IS NOT NULL", (host.name, gpu.name), order="seq DESC", limit=1)
+    stale = known is not None and bool(last) and known.get("torch") not in (None, last[0].torch)
+    if known is not None and not stale and not known.get("quick"):
+        notes.append(f"{host.name} was measured before: {said(known)}.")
+        return
+    going = [r for r in _going(lab, host.name, gpu.name) if r.budget_s > QUICK_LIMIT_S]
+    if going:
+        lab.store.update_run(going[-1].id, priority=max(going[-1].priority, 0.0))
+        runs.append(going[-1].id)
+        return
+    who, approval = asker
+    submitting.check_limits(lab, who, 1, FULL_LIMIT_S)
+    first = known is None or stale
+    why = "nothing was measured on this GPU yet" if first else "only a quick measurement of this GPU is known"
+    priority = FIRST if first and approval == "none" else 0.0
+    if run_id := _queue(lab, host.name, gpu.name, who, why, quick=False, priority=priority, approval=approval):
+        runs.append(run_id)
+
+
+def _going(lab: Lab, host: str, gpu: str) -> list[Run]:
+    """Preflights of a GPU model that have not ended."""
+    return lab.store.runs("phase != 'ended' AND purpose = 'preflight' AND want_host = ? AND gpu_type = ?", (host, gpu))
+
+
+def _queue(lab: Lab, host: str, gpu: str, who: str, why: str, *, quick: bool, priority: float, approval: str = "none") -> str | None:
     """Queue a preflight; its id, None when the trainer's script cannot be read (every run would say so, too)."""
-    lab, store = roster.lab, roster.store
-    trainer = lab.policy().trainer
+    store, trainer = lab.store, lab.policy().trainer
     try:
         text = submitting.trainer_text(trainer)
     except OvernightError:
@@ -106,10 +162,10 @@ def _queue(roster: Roster, host: str, gpu: str, who: str, why: str, *, quick: bo
             want_host=host,
             gpu_type=gpu,
             agent=who,
-            phase=Phase.QUEUED,
+            approval=approval,
+            phase=Phase.PROPOSED if approval == "asked" else Phase.QUEUED,
         )
         store.event(who, "preflight", run_id, why)
-    roster.changed.set()
     return run_id
 
 
@@ -146,10 +202,11 @@ def checked(roster: Roster, report: Json, who: str) -> None:
         stale = known is not None and torch is not None and known.get("torch") not in (None, torch)
         if known is not None and not stale and not known.get("quick"):
             continue
-        going = roster.store.runs("phase != 'ended' AND purpose = 'preflight' AND want_host = ? AND gpu_type = ?", (name, gpu))
+        going = _going(lab, name, gpu)
         first = known is None or stale
         why = "a check found nothing measured on this GPU" if first else "a check found a quick measurement only"
-        run_id = going[0].id if going else _queue(roster, name, gpu, who, why, quick=False, priority=FIRST if first else LAST)
+        run_id = going[0].id if going else _queue(lab, name, gpu, who, why, quick=False, priority=FIRST if first else LAST)
+        roster.changed.set()
         if run_id is not None:
             when = "in the next free slot" if first else "when nothing else waits"
             text = f"{run_id} measures {gpu} {when}; `overnight show {run_id}` says how far it is"

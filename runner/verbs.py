@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from runner import asked, board, replays, submitting
+from runner import asked, board, measuring, replays, submitting
 from runner.controls import (
     accept_policy,
     approve,
@@ -45,6 +45,7 @@ __all__ = [
     "decline",
     "drain_host",
     "heard_from",
+    "measure",
     "new_night",
     "pause_agent",
     "pause_host",
@@ -224,6 +225,19 @@ def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) ->
     detail = {"runs": run_ids, "factors": request.factors, "budget_s": budget_s, "known": known}
     lab.store.event(who, "submit_wave", wave_id, asked.words(request.hypothesis), detail)
     return Submitted(run_ids, wave_id, notes + _state_notes(lab, who))
+
+
+def measure(lab: Lab, *, who: str, gpu_type: str | None = None, host: str | None = None, request_id: str | None = None) -> Submitted:
+    """Queue the trainer's whole preflight (attention, compile modes, device batch) on each GPU model that has none; notes say where not
+    and why. Raised: UnknownName for a host, Refused by a limit.
+    """
+
+    def queue() -> Submitted:
+        notes = submitting.check_place(lab, gpu_type, host)
+        runs, told = measuring.whole(lab, gpu_type, host, who, _approval(lab, who))
+        return Submitted(runs, None, [*notes, *told, *(_state_notes(lab, who) if runs else [])])
+
+    return submitted_once(lab, request_id, "measure", who, (gpu_type, host), queue)
 
 
 def requeue(lab: Lab, run_id: str, *, who: str, why: str | None = None, request_id: str | None = None) -> Submitted:

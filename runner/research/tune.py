@@ -16,12 +16,12 @@ from typing import Any, Protocol
 from runner import sources, submitting, verbs
 from runner.errors import BadValue, Refused
 from runner.lab import Lab
-from runner.measuring import said as preflight_words
 from runner.mfu import mfu_percent
 from runner.records import Outcome, Purpose, Run, Submission
 from runner.research import axes, noise, statics, waves
 from runner.research.axes import BATCH, RATE, Axes, Point
 from runner.research.balanced import Balanced, Pace, Rung
+from runner.research.ground import Ground
 from runner.research.knobs import knobs_of
 from runner.research.strategy import Told, Trial
 
@@ -120,6 +120,7 @@ class Tune:
         self.serial: int = found["serial"] + (1 if restart else 0) if found else 1
         self.plan = Plan(**{**kept["plan"], **{k: tuple(kept["plan"][k]) for k in ("long_budgets_s", "knobs")}}) if kept else plan
         self.batches: list[list[Asked]] = [[(c, role, i) for c, role, i in batch] for batch in kept["asked"]] if kept else []
+        self.ground = Ground(lab, self.plan.gpu_type, kept.get("ground") if kept else None)
         self.constants = sources.constants(submitting.trainer_text(lab.policy().trainer))
         seq_len = statics.fixed_constants(lab.policy().trainer).get(statics.LENGTH)
         names = axes.axes_of(self.constants, self.plan.knobs)
@@ -129,15 +130,17 @@ class Tune:
     # state
 
     def _save(self) -> None:
-        self.lab.store.set_setting(STATE, {"plan": asdict(self.plan), "asked": self.batches, "serial": self.serial})
+        self.lab.store.set_setting(
+            STATE, {"plan": asdict(self.plan), "asked": self.batches, "serial": self.serial, "ground": self.ground.kept}
+        )
 
     def runs(self) -> list[Run]:
         """Every run of this tune, in the order of submission."""
         return [r for batch in self.batches for _, _, i in batch if (r := self.lab.store.run(i)) is not None]
 
     def pending(self) -> list[Run]:
-        """Runs that have not ended."""
-        return [r for r in self.runs() if not r.ended]
+        """Runs that have not ended, those that measure GPUs included."""
+        return [r for r in [*self.ground.runs(), *self.runs()] if not r.ended]
 
     def unlike(self, asked: Plan) -> list[str]:
         """What the tune that goes on does otherwise than is asked for now, in words."""
@@ -148,11 +151,6 @@ class Tune:
         """Whether every step was taken and has ended."""
         return len(self.batches) > self.plan.waves + len(self.plan.long_budgets_s) and not self.pending()
 
-    def measured(self) -> list[str]:
-        """What the trainer's preflight found on the lab's GPUs; the daemon has it run there before any first run, so it is not repeated."""
-        found = {one["gpu_name"]: one for host in self.lab.store.hosts() for one in reversed((host.info or {}).get("preflights") or [])}
-        return [preflight_words(one) for one in found.values()]
-
     # steps
 
     def advance(self) -> bool:
@@ -160,6 +158,13 @@ class Tune:
         if self.pending():
             return True
         if not self.batches:
+            if self.ground.kept is None:
+                if not self.ground.ready():
+                    return True
+                self.ground.measure(self.who, f"tune-{self.serial}-preflight")
+                self._save()
+                if self.pending():
+                    return True
             return self._submit([({}, "base")] * REPEATS, self.plan.budget_s)
         asker, told = self._asker(), 1
         while told < len(self.batches) and told <= self.plan.waves:

@@ -57,6 +57,27 @@ async def test_a_run_is_submitted_with_its_place_and_the_next_call(agent: Agent,
     assert answer["next"] == f"wait_for_results(ids=['{run.id}'])"
 
 
+async def test_a_preflight_is_asked_for_and_told_like_a_run(agent: Agent, lab: Lab) -> None:
+    answer = await agent("run_experiment", purpose="preflight")
+    assert answer["outlook"] == "nothing to measure" and "has no preflight.py" in answer["notes"][0]
+    (lab.policy().trainer.folder / "preflight.py").write_text("")
+    assert "simulated" in (await agent("run_experiment", purpose="preflight"))["notes"][0]
+    text = lab.hosts_file.read_text() + '[[host]]\nname = "box"\nkind = "local"\n'
+    lab.accept(text)
+    lab.store.upsert_host("box", kind="local", state="up", since=0.0, info={})
+    lab.store.upsert_gpu("GPU-1", host="box", idx=0, name="NVIDIA H200", mem_total_mib=1, state="free", since=0.0)
+    refused = await agent.fails("run_experiment", purpose="preflight", overrides={"DEPTH": 1})
+    assert "takes no overrides" in refused
+    answer = await agent("run_experiment", purpose="preflight", gpu_type="H200", request_id="p")
+    run = lab.store.run(answer["id"])
+    assert run is not None and (run.purpose, run.gpu_type, run.agent[:4]) == ("preflight", "NVIDIA H200", "mcp:")
+    assert answer["next"] == f"wait_for_results(ids=['{run.id}'])"
+    lab.store.update_run(run.id, phase="ended", outcome="completed", cause_text="NVIDIA H200: 790 TFLOP/s; attention cudnn")
+    said = text_of(await agent.raw("wait_for_results", ids=[run.id]))
+    assert "attention cudnn" in said
+    assert not (await agent("leaderboard")).get("rows")
+
+
 async def test_the_client_is_named_in_the_audit_trail(agent: Agent, lab: Lab) -> None:
     await agent("run_experiment")
     assert [e.who for e in lab.store.events()] == ["mcp:mcp"]

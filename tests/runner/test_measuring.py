@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from runner import measuring, queries, verbs
+from runner.errors import UnknownName
 from runner.health import View, detect
 from runner.lab import Lab
 from runner.onhost import inspecting
 from runner.records import Run, Submission
+from runner.research.tune import Plan, Tune
 from tests.runner.daemons import ended, serving, until
 from tests.runner.labs import make_lab
 from tests.runner.onhost.rig import FakeNvml
@@ -42,6 +44,7 @@ print(json.dumps(found))
 TRAIN = """
 import json, os
 SEED = 42
+DEPTH = 8
 TAG = ""
 found = json.load(open(os.environ["OVERNIGHT_DATA"] + "/preflight-x.json"))["choices"] if TAG != "blind" else {}
 with open("events.jsonl", "a") as file:
@@ -157,6 +160,42 @@ async def test_it_runs_beside_no_other_run(lab: Lab) -> None:
         for one in others:
             same = [r for r in rows if r.gpu_uuid == one.gpu_uuid]
             assert all((r.started_at or 0) >= (one.ended_at or 0) or (r.ended_at or 0) <= (one.started_at or 0) for r in same)
+
+
+async def test_a_tune_has_the_whole_preflight_run_first_and_outlives_a_daemon(lab: Lab) -> None:
+    plan = Plan(20.0, (), waves=1, size=4, knobs=("DEPTH",))
+    async with serving(lab):
+        await until(lambda: lab.store.gpus() and not Tune(lab, plan).ground.kept)
+        assert await until(lambda: Tune(lab, plan).advance() and preflights(lab))
+    async with serving(lab):  # the daemon and the tune are others now
+        await until(lambda: not Tune(lab, plan).pending())
+        assert Tune(lab, plan).advance()
+        tune = Tune(lab, plan)
+        (measured,) = preflights(lab)
+        rows = await ended(lab, *(r.id for r in tune.runs()))
+        assert (measured.outcome, measured.budget_s) == ("completed", measuring.FULL_LIMIT_S)
+        assert all((r.started_at or 0) >= (measured.ended_at or 0) and r.attributes == {"attention": "cudnn"} for r in rows)
+        (chosen,) = await until(lambda: Tune(lab, plan).ground.rows())
+        assert (chosen["attention"], chosen["compile"], chosen["device_tokens"]) == ("cudnn", "both", 65536)
+        assert verbs.measure(lab, who="mcp:a").run_ids == []
+    assert (lab.data_dir / "times").read_text().count(" False\n") == 1 == len(preflights(lab))
+
+
+async def test_what_an_agent_asks_to_be_measured_waits_for_approval_and_holds_nobody_up(lab: Lab) -> None:
+    async with serving(lab):
+        await until(lambda: lab.store.gpus())
+        verbs.set_approval(lab, "ask", who="cli")
+        (asked,) = verbs.measure(lab, who="mcp:a", request_id="m").run_ids
+        assert verbs.measure(lab, who="mcp:a", request_id="m").run_ids == [asked]
+        assert verbs.measure(lab, who="cli", host="here").run_ids == [asked]  # no second one
+        assert lab.store.run(asked).phase == "proposed"  # type: ignore[union-attr]
+        with pytest.raises(UnknownName, match="nowhere"):
+            verbs.measure(lab, who="cli", host="nowhere")
+        await ended(lab, submit(lab, "blind"))
+        assert lab.store.run(asked).phase == "proposed"  # type: ignore[union-attr]
+        verbs.approve(lab, [asked], who="cli")
+        (done,) = await ended(lab, asked)
+        assert done.outcome == "completed"
 
 
 def test_what_a_preflight_left_is_read_with_care(tmp_path: Path) -> None:

@@ -177,11 +177,83 @@ def test_what_the_script_leaves_open_is_read_from_the_baseline(tmp_path: Path) -
         assert all(set(o) <= {"SEED"} for o in tried[:2])
 
 
-def test_what_a_preflight_found_is_said(lab: Lab) -> None:
-    assert Tune(lab, PLAN).measured() == []
-    one = {"gpu_name": "H200", "matmul_flops": 7.9e14, "peak_flops": 9.895e14, "choices": {"ATTENTION": "cudnn", "COMPILE": "both"}}
-    lab.store.upsert_host("here", kind="local", state="up", since=0.0, info={"preflights": [one]})
-    assert Tune(lab, PLAN).measured() == ["H200: 790 TFLOP/s, 80 % of its peak; attention cudnn, compile both"]
+GPU = "NVIDIA H200"
+WHOLE = {"gpu_name": GPU, "quick": False, "matmul_flops": 7.9e14, "peak_flops": 9.895e14,
+         "choices": {"ATTENTION": "cudnn", "COMPILE": "both", "DEVICE_TOKENS": 65536}}  # fmt: skip
+
+
+def measurable(lab: Lab, *, uuid: str = "GPU-1", name: str = GPU, found: dict[str, Any] | None = None) -> None:
+    """Give a lab a trainer with a preflight, and one host with one card as the daemon would write them."""
+    (lab.policy().trainer.folder / "preflight.py").write_text("")
+    host = lab.policy().hosts[0].name
+    lab.store.upsert_host(host, kind="local", state="up", since=0.0, info={"preflights": [found] if found else []})
+    lab.store.upsert_gpu(uuid, host=host, idx=0, name=name, mem_total_mib=1, state="free", since=0.0)
+
+
+def test_the_gpus_are_measured_before_anything_is_tuned(lab: Lab) -> None:
+    measurable(lab)
+    assert Tune(lab, PLAN).advance()
+    (measuring,) = lab.store.runs()
+    assert (measuring.purpose, measuring.gpu_type, measuring.budget_s > 300) == ("preflight", GPU, True)
+    tune = Tune(lab, PLAN)  # another process, after a kill
+    assert tune.advance() and [r.id for r in tune.pending()] == [measuring.id]
+    assert tune.ground.lines() == [f"{measuring.id} measures {GPU} of {measuring.want_host}"]
+    lab.store.update_run(measuring.id, phase="ended", outcome="completed", cause_text=f"{GPU}: 790 TFLOP/s; attention cudnn")
+    measurable(lab, found=WHOLE)
+    tune = Tune(lab, PLAN)
+    assert tune.advance() and [r.purpose for r in tune.pending()] == ["baseline", "baseline"]
+    assert tune.ground.lines() == [f"{measuring.id} measured {GPU}: 790 TFLOP/s; attention cudnn"]
+    (row,) = tune.ground.rows()
+    assert (row["attention"], row["compile"], row["device_tokens"], row["quick"]) == ("cudnn", "both", 65536, False)
+    Tune(lab, PLAN, restart=True).advance()  # it is known now
+    assert lab.store.count_runs("purpose = 'preflight'") == 1
+
+
+def test_a_preflight_that_fails_or_is_cancelled_holds_no_tune_up(lab: Lab) -> None:
+    measurable(lab)
+    Tune(lab, PLAN).advance()
+    lab.store.update_run("r0001", phase="ended", outcome="crashed", cause_text="it could not be measured")
+    assert Tune(lab, PLAN).advance()
+    assert [r.purpose for r in Tune(lab, PLAN).pending()] == ["baseline", "baseline"]
+    assert Tune(lab, PLAN).ground.lines() == ["r0001 it could not be measured"]
+
+
+def test_where_nothing_can_be_measured_it_says_so_and_goes_on(tmp_path: Path) -> None:
+    cases: list[tuple[str, str, str, dict[str, Any]]] = [
+        ("upstream", "", "has no preflight.py", {}),
+        ("cpu", "", "has no GPU", {"uuid": "CPU:here", "name": "a CPU"}),
+        ("fake", '[[host]]\nname = "sim"\nkind = "fake"\ntypes = {H100 = 1}\n', "simulated", {"name": "H100"}),
+        ("known", "", "was measured before: NVIDIA H200: 790 TFLOP/s", {"found": WHOLE}),
+        ("limit", "", "not measured first: 1 runs of", {}),
+    ]
+    for name, hosts, words, card in cases:
+        limit = "max_gpu_hours = 0.1" if name == "limit" else ""
+        with closing(make_lab(tmp_path / name, script=SCRIPT, hosts=hosts, policy=limit)) as lab:
+            if name != "upstream":
+                measurable(lab, **card)
+            tune = Tune(lab, PLAN)
+            assert tune.advance() and {r.purpose for r in tune.pending()} == {"baseline"}, name
+            (line,) = tune.ground.lines()
+            assert words in line
+
+
+def test_a_quick_measurement_is_not_enough_and_a_type_limits_what_is_measured(lab: Lab) -> None:
+    measurable(lab, found={**WHOLE, "quick": True})
+    lab.store.upsert_gpu("GPU-2", host=lab.policy().hosts[0].name, idx=1, name="NVIDIA A100", mem_total_mib=1, state="free", since=0.0)
+    tune = Tune(lab, Plan(20.0, (80.0,), gpu_type="H200"))
+    assert tune.advance()
+    (run,) = tune.pending()
+    assert (run.gpu_type, run.priority) == (GPU, 0.0)  # nobody else waits for it
+    assert [r["gpu_name"] for r in tune.ground.rows()] == [GPU]
+
+
+def test_it_waits_until_the_daemon_has_seen_the_hosts(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    (lab.policy().trainer.folder / "preflight.py").write_text("")
+    tune = Tune(lab, PLAN)
+    assert tune.advance() and not lab.store.count_runs() and tune.ground.kept is None
+    monkeypatch.setattr("runner.research.ground.LOOK_S", 0.0)
+    assert tune.advance() and [r.purpose for r in tune.pending()] == ["baseline", "baseline"]
+    assert "does not answer" in tune.ground.lines()[0]
 
 
 def test_nothing_is_asked_twice_while_runs_are_pending(lab: Lab) -> None:
