@@ -85,6 +85,11 @@ def preflight_choices(folder: Path, device: torch.device) -> dict[str, Any]:
         return {}  # not there, or not ours: the presets hold
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error that says anything, at most 200 characters of it."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+
+
 def peak_memory_mib(device: torch.device) -> float | None:
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None
 

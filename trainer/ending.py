@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import torch
 from corpora import DataError
-from device import NoBfloat16, empty_cache
+from device import NoBfloat16, empty_cache, first_line
 from report import Report
 from settings import BadSetting, Plan
 
@@ -25,8 +25,7 @@ def compiler_fault(error: BaseException) -> str | None:
         if isinstance(seen, torch.OutOfMemoryError):
             return None
         if type(seen).__module__.startswith(COMPILER_MODULES):
-            line = next((line.strip() for line in str(seen).splitlines() if line.strip()), type(seen).__name__)
-            return line[:200]
+            return first_line(seen)
         seen = seen.__cause__
     return None
 

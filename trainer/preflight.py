@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 import train
+from attention import NAMES, attend, prepare, why_not
 from corpora import DataError, find_corpus
-from device import NoBfloat16, choose_device, facts, preflight_file
+from device import NoBfloat16, choose_device, facts, first_line, preflight_file
 from peaks import peak_flops
 from prepare import LARGE, data_root
 from settings import Plan
@@ -85,72 +86,31 @@ def longest_kernel(work: Callable[[], Any]) -> str | None:
     return events[0].key[:120] if events else None
 
 
-def first_line(error: BaseException) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
-
-
 def attention_backends(seconds: float) -> dict[str, Measured]:
-    """Forward and backward of causal attention by each backend, compiled as in the model."""
+    """Forward and backward of causal attention by everything that ATTENTION can name, compiled and called as in the model."""
     batch, heads, length, dim = ATTENTION_SHAPE
+    device = torch.device("cuda", 0)
     flops = 3.5 * 2 * batch * heads * length * length * dim  # 2 products forward, 5 backward, half of the square
     results: dict[str, Measured] = {}
-    for name in ("default", *train.SDPA_BACKENDS):
-        if name == "math":  # writes the whole square: never the choice
-            continue
+    for name in NAMES:
         say(f"attention: {name}")
-        q, k, v = (torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
         try:
+            if why := why_not(name, dim, device):
+                results[name] = Measured(None, "FLOP/s", why=why)
+                continue
+            q, k, v = (torch.randn(batch, length, heads, dim, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
             torch._dynamo.reset()
-            attend = torch.compile(train.attend, dynamic=False)
+            prepare(name, length, device)
+            compiled = torch.compile(attend, dynamic=False)
 
-            def work(attend: Any = attend, q: Any = q, k: Any = k, v: Any = v, name: str = name) -> None:
+            def work(attend: Any = compiled, q: Any = q, k: Any = k, v: Any = v, name: str = name) -> None:
                 attend(q, k, v, name).sum().backward()
 
             rate = flops / (milliseconds(work, seconds) / 1e3)
             results[name] = Measured(rate, "FLOP/s", kernel=longest_kernel(work))
         except Exception as error:  # noqa: BLE001 - a trial of what may not work here: whatever happens is its result
             results[name] = Measured(None, "FLOP/s", why=first_line(error))
-    say("attention: flex and installed packages")
-    results.update(flex_attention(seconds, flops))
-    for package, module in (("flash-attention-3", "flash_attn_interface"), ("flash-attention-2", "flash_attn")):
-        results.update(installed_flash(package, module, seconds, flops))
     return results
-
-
-def flex_attention(seconds: float, flops: float) -> dict[str, Measured]:
-    from torch.nn.attention.flex_attention import create_block_mask
-    from torch.nn.attention.flex_attention import flex_attention as flex
-
-    batch, heads, length, dim = ATTENTION_SHAPE
-    q, k, v = (torch.randn(batch, heads, length, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    try:
-        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device="cuda")
-        compiled = torch.compile(flex, dynamic=False)
-        rate = flops / (milliseconds(lambda: compiled(q, k, v, block_mask=mask).sum().backward(), seconds) / 1e3)
-        return {"flex": Measured(rate, "FLOP/s", kernel="flex_attention")}
-    except Exception as error:  # noqa: BLE001 - as above
-        return {"flex": Measured(None, "FLOP/s", why=first_line(error))}
-
-
-def installed_flash(package: str, module: str, seconds: float, flops: float) -> dict[str, Measured]:
-    """A Flash-Attention package, when it is installed and its kernel runs here."""
-    import importlib
-
-    batch, heads, length, dim = ATTENTION_SHAPE
-    try:
-        attention = importlib.import_module(module).flash_attn_func
-    except (ImportError, OSError, AttributeError):
-        return {package: Measured(None, "FLOP/s", why="not installed")}
-    q, k, v = (torch.randn(batch, length, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-    try:
-
-        def work() -> None:
-            out = attention(q, k, v, causal=True)
-            (out[0] if isinstance(out, tuple) else out).sum().backward()
-
-        return {package: Measured(flops / (milliseconds(work, seconds) / 1e3), "FLOP/s", kernel=longest_kernel(work))}
-    except Exception as error:  # noqa: BLE001 - the package imports and the kernel does not fit this GPU
-        return {package: Measured(None, "FLOP/s", why=first_line(error))}
 
 
 @dataclass
@@ -226,7 +186,7 @@ def best(found: dict[Any, float], plain: Any) -> Any:
 
 def choose(attention: dict[str, Measured], modes: dict[str, Fit], batches: dict[int, Fit]) -> tuple[dict[str, Any], list[str]]:
     """The defaults for train.py, and in words what was refused and why."""
-    rates = {name: m.rate for name, m in attention.items() if m.rate and name in ("default", *train.SDPA_BACKENDS)}
+    rates = {name: m.rate for name, m in attention.items() if m.rate and m.why is None}
     speeds = {mode: fit.tokens_per_s for mode, fit in modes.items() if fit.tokens_per_s}
     fits = {tokens: fit.tokens_per_s for tokens, fit in batches.items() if fit.tokens_per_s}
     choices: dict[str, Any] = {"ATTENTION": best(rates, "default") if rates else None, "COMPILE": best(speeds, "both") if speeds else None}
@@ -235,8 +195,22 @@ def choose(attention: dict[str, Measured], modes: dict[str, Fit], batches: dict[
     refused = [f"compile mode {mode} runs, but at {speed:,.0f} of {max(speeds.values()):,.0f} tokens/s" for mode, speed in speeds.items()
                if speed < SLOW_MODE * max(speeds.values())]  # fmt: skip
     refused += [f"compile mode {mode} does not run: {fit.why}" for mode, fit in modes.items() if fit.why]
-    refused += [f"attention by {name} does not run: {m.why}" for name, m in attention.items() if m.why and m.why != "not installed"]
+    refused += [f"attention by {name} {'is not taken' if m.rate else 'does not run'}: {m.why}"
+                for name, m in attention.items() if m.why and not m.why.endswith("is not installed")]  # fmt: skip
     return choices, refused
+
+
+def attention_of_model(found: dict[str, Measured], mode: str, plain: float, seconds: float) -> str:
+    """Hold what is fastest alone against the default in the whole model, `plain` tokens/s: a package cuts a compiled model in pieces."""
+    while (name := choose(found, {}, {})[0]["ATTENTION"] or "default") != "default":
+        fit = try_training(mode, name, MODE_TOKENS, seconds)
+        if fit.tokens_per_s is None:
+            found[name].why = f"it runs alone, but not in the model: {fit.why}"
+        elif fit.tokens_per_s < plain:
+            found[name].why = f"it is faster alone, but the model makes {fit.tokens_per_s:,.0f} tokens/s with it, {plain:,.0f} without"
+        else:
+            break
+    return name
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -249,10 +223,13 @@ def measure(quick: bool) -> dict[str, Any]:
     say("matrix products")
     rate = matrix_rate(seconds)
     attention = attention_backends(seconds)
-    chosen_attention, _ = choose(attention, {}, {})
     modes = {} if quick else compile_modes("default", seconds)
     working = {mode: fit.tokens_per_s for mode, fit in modes.items() if fit.tokens_per_s}
-    batches = {} if quick or not working else device_batches(best(working, "both"), chosen_attention["ATTENTION"] or "default", seconds)
+    batches: dict[int, Fit] = {}
+    if working:
+        mode = best(working, "both")
+        name = attention_of_model(attention, mode, working[mode], seconds)
+        batches = device_batches(mode, name, seconds)
     choices, refused = choose(attention, modes, batches)
     peak = peak_flops(str(known["gpu_name"]))
     return {

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from attention import NAMES, usable, why_not
 from device import facts, preflight_choices
 from prepare import EVALUATOR, TIME_BUDGET, Dataset
 
 CHOICES = {
     "OPTIMIZER": ("muon", "adamw"),
     "COMPILE": ("none", "optimizer", "model", "both"),
-    "ATTENTION": ("default", "cudnn", "flash", "efficient", "math"),
+    "ATTENTION": NAMES,
     "LOSS": ("torch", "fused"),
 }
 COUNTS = ("DEPTH", "ASPECT_RATIO", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE")
@@ -60,6 +61,7 @@ def make_plan(constants: Mapping[str, Any], presets: Mapping[str, Any], seq_len:
             raise BadSetting('LOSS = "fused" needs a GPU and triton; take "torch"')
         chosen["LOSS"] = "torch"  # a preset asked for it; the attribute says what ran
     _check(chosen)
+    chosen["ATTENTION"] = _attention(chosen["ATTENTION"], given.get("ATTENTION"), chosen["HEAD_DIM"], device)
     depth, head_dim, seq_len, total = (chosen[name] for name in ("DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE"))
     width = -(-depth * chosen["ASPECT_RATIO"] // head_dim) * head_dim
     rows = _device_rows(total // seq_len, total, seq_len, chosen)
@@ -82,6 +84,15 @@ def _check(chosen: Mapping[str, Any]) -> None:
     if total % seq_len:
         nearest = max(1, round(total / seq_len)) * seq_len
         raise BadSetting(f"TOTAL_BATCH_SIZE {total} is not a multiple of the row length {seq_len}; the nearest that is: {nearest}")
+
+
+def _attention(chosen: str, given: str | None, head_dim: int, device: torch.device) -> str:
+    """What was asked for is had or refused; what preflight found with other heads gives way to the default, and the attribute says so."""
+    if chosen == "default" or (why := why_not(chosen, head_dim, device)) is None:
+        return chosen
+    if chosen != given:
+        return "default"
+    raise BadSetting(f"ATTENTION is {chosen!r}, but {why}; these work here: {', '.join(usable(head_dim, device))}")
 
 
 def _device_rows(rows_a_step: int, total: int, seq_len: int, chosen: Mapping[str, Any]) -> int:

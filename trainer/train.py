@@ -21,6 +21,7 @@ os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # must 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from attention import attend, prepare
 from device import LossReader, choose_device, facts, held_by_others_gib, peak_memory_mib
 from ending import compiler_fault, one_sentence, out_of_memory
 from feed import batches
@@ -29,7 +30,6 @@ from prepare import EVALUATOR, TIME_BUDGET, Dataset, evaluate_bpb, load_dataset
 from report import UNCOUNTED_STEPS, BudgetClock, Report
 from settings import BadSetting, Plan, announcement, make_plan
 from state import CHECKPOINT_FILE, STATE_FILE, load, save
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # --- what an experiment changes ---------------------------------------------------------------------------------------
 
@@ -62,8 +62,7 @@ FINAL_LR_FRAC = 0.0
 
 # How it runs; reported as attributes, and never the reason why two runs cannot be compared
 COMPILE = None  # "none", "optimizer", "model", "both"
-ATTENTION = None  # "default", "cudnn", "flash", "efficient", "math"
-
+ATTENTION = None  # "default", or a name of attention.py: "cudnn", "flash", "efficient", "math", "flex", "fa4", "fa3", "fa2"
 LOSS = None  # "torch", or "fused": one Triton kernel (CUDA)
 CHECKPOINT_EVERY_S = 600  # seconds of training between states an interrupted run can go on from
 
@@ -109,25 +108,6 @@ class Linear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight.to(x.dtype))
-
-
-SDPA_BACKENDS = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-}
-
-
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: str) -> torch.Tensor:
-    """Causal attention over [B, T, H, D]. The backend is chosen in here because global switches are ignored inside a compiled model."""
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    if backend == "default":
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    else:
-        with sdpa_kernel(SDPA_BACKENDS[backend]):
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return y.transpose(1, 2)
 
 
 class Attention(nn.Module):
@@ -362,7 +342,7 @@ class Losses:
     """The loss of the model, in training and in evaluation. The fused loss lets both share one compiled trunk."""
 
     def __init__(self, model: GPT, plan: Plan) -> None:
-        self.model, self.fused = model, plan.loss == "fused"
+        self.model, self.fused, self.attention = model, plan.loss == "fused", plan.attention
         compiled = plan.compile in ("model", "both")
         self.trunk = torch.compile(model.trunk, dynamic=False) if compiled else model.trunk
         self.token_nats = torch.compile(model.token_nats, dynamic=False) if compiled else model.token_nats
@@ -373,12 +353,14 @@ class Losses:
 
     def mean(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean loss of a batch in nats, with gradients."""
+        prepare(self.attention, idx.size(1), idx.device)
         if not self.fused:
             return self.token_nats(idx, targets).mean()
         return fused_loss().mean_loss(self.trunk(idx).flatten(0, 1), self._head(), targets.flatten(), self.model.config.softcap)
 
     def per_token(self, idx: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Loss of every token in nats [B, T], for the evaluation."""
+        prepare(self.attention, idx.size(1), idx.device)
         if not self.fused:
             with torch.no_grad():
                 return self.token_nats(idx, targets)
@@ -508,10 +490,13 @@ class Training:
 
 
 def without_compiler(reason: str, plan: Plan, model: GPT, losses: Losses, data: Dataset, report: Report) -> None:
-    """Take the compiled model out of use, loudly: in the log, as a note and as an attribute."""
+    """Take the compiled model out of use, loudly: in the log, as a note and as an attribute. Flex is the compiler's, too."""
+    plan = replace(plan, compile="none", attention="default" if plan.attention == "flex" else plan.attention)
     losses.eager()
+    for block in model.blocks:
+        block.attention.backend = plan.attention
     report.note(f"torch.compile failed ({reason}); this run goes on without it, slower")
-    attributes = announcement(globals(), replace(plan, compile="none"), model, data)["attributes"]
+    attributes = announcement(globals(), plan, model, data)["attributes"]
     report.event("attributes", attributes={**attributes, "compile_failed": reason})
 
 

@@ -22,7 +22,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import device
 
     yield device
-    for name in ("device", "settings"):
+    for name in ("device", "settings", "attention", "attention_kernels"):
         sys.modules.pop(name, None)
 
 
@@ -49,10 +49,13 @@ def test_the_driver_is_read_from_the_kernel(device: ModuleType, monkeypatch: pyt
 
 
 def test_choices_of_preflight_become_defaults(device: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import attention
     import settings
 
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(device, "facts", lambda _: {"gpu_name": "NVIDIA H200", "driver": "580.159.04"})
+    for module in (attention, settings):
+        monkeypatch.setattr(module, "why_not", lambda name, head_dim, _: "it needs more" if name == "math" or head_dim > 256 else None)
     presets = {"DEPTH": 8, "HEAD_DIM": 128, "TOTAL_BATCH_SIZE": 2**17, "DEVICE_TOKENS": 2**17, "COMPILE": "both", "ATTENTION": "default",
                "LOSS": "torch"}  # fmt: skip
     constants = {"OPTIMIZER": "muon", "ASPECT_RATIO": 64, "DEPTH": None, "ATTENTION": None}
@@ -63,8 +66,15 @@ def test_choices_of_preflight_become_defaults(device: ModuleType, monkeypatch: p
     plan = settings.make_plan(constants, presets, 2048, tmp_path, gpu)
     assert (plan.attention, plan.compile, plan.device_rows, plan.defaults) == ("cudnn", "both", 16, "preflight")
     plan = settings.make_plan({**constants, "ATTENTION": "flash"}, presets, 2048, tmp_path, gpu)
-    assert plan.attention == "flash"        # what an experiment says comes first
-    for damaged in ("[]", "{", '{"choices": 3}', '{"choices": {"ATTENTION": "flex", "COMPILE": 7, "DEVICE_TOKENS": "many"}}'):
+    assert plan.attention == "flash"  # what an experiment says comes first
+    path.write_text(json.dumps({"choices": {"ATTENTION": "flex"}}))
+    assert settings.make_plan(constants, presets, 2048, tmp_path, gpu).attention == "flex"
+    plan = settings.make_plan({**constants, "HEAD_DIM": 512}, presets, 2048, tmp_path, gpu)
+    assert plan.attention == "default"  # measured with other heads than this model has
+    with pytest.raises(settings.BadSetting, match="ATTENTION is 'math', but it needs more; these work here: default, cudnn"):
+        settings.make_plan({**constants, "ATTENTION": "math"}, presets, 2048, tmp_path, gpu)
+    old = '{"choices": {"ATTENTION": "flash-attention-3", "COMPILE": "both", "DEVICE_TOKENS": null}}'  # a name of an earlier table
+    for damaged in ("[]", "{", old, '{"choices": 3}', '{"choices": {"ATTENTION": "flax", "COMPILE": 7, "DEVICE_TOKENS": "many"}}'):
         path.write_text(damaged)
         assert settings.make_plan(constants, presets, 2048, tmp_path, gpu).attention == "default"
     assert device.preflight_choices(tmp_path, torch.device("cpu")) == {}

@@ -13,7 +13,8 @@ pytest.importorskip("torch", reason="needs the `trainer` extra (torch)")
 from .conftest import TRAINER, Folder
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
-NAMES = ("preflight", "train", "device", "prepare", "corpora", "report", "state", "peaks", "settings", "feed", "ending")
+NAMES = ("preflight", "train", "device", "prepare", "corpora", "report", "state", "peaks", "settings", "feed", "ending",
+         "attention", "attention_kernels")  # fmt: skip
 
 
 @pytest.fixture
@@ -31,13 +32,13 @@ def preflight(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_it_chooses_by_speed_and_refuses_with_numbers(preflight: ModuleType) -> None:
     rate, fit = preflight.Measured, preflight.Fit
     attention = {"default": rate(400e12, "FLOP/s"), "cudnn": rate(425e12, "FLOP/s"), "flash": rate(274e12, "FLOP/s"),
-                 "efficient": rate(None, "FLOP/s", why="no kernel image is available"), "flex": rate(900e12, "FLOP/s"),
-                 "flash-attention-3": rate(None, "FLOP/s", why="not installed")}  # fmt: skip
+                 "efficient": rate(None, "FLOP/s", why="no kernel image is available"), "flex": rate(411e12, "FLOP/s"),
+                 "fa3": rate(None, "FLOP/s", why="flash_attn_interface is not installed")}  # fmt: skip
     broken = fit(None, None, None, why="broken")
     modes = {"none": fit(100_000, 1, 1), "optimizer": fit(4_000, 1, 1), "model": broken, "both": fit(99_000, 30, 1)}
     batches = {16384: fit(80_000, 1, 1), 32768: fit(99_000, 1, 1), 65536: fit(100_000, 1, 1), 131072: fit(60_000, 1, 1)}
     choices, refused = preflight.choose(attention, modes, batches)
-    assert choices == {"ATTENTION": "cudnn", "COMPILE": "both", "DEVICE_TOKENS": 32768}     # flex is not something train.py can take
+    assert choices == {"ATTENTION": "cudnn", "COMPILE": "both", "DEVICE_TOKENS": 32768}
     assert "compile mode optimizer runs, but at 4,000 of 100,000 tokens/s" in refused
     assert any("model does not run: broken" in text for text in refused) and any("efficient does not run" in text for text in refused)
     assert not any("not installed" in text for text in refused)
@@ -46,6 +47,30 @@ def test_it_chooses_by_speed_and_refuses_with_numbers(preflight: ModuleType) -> 
 def test_a_small_gain_does_not_change_the_plain_choice(preflight: ModuleType) -> None:
     choices, _ = preflight.choose({"default": preflight.Measured(400.0, ""), "cudnn": preflight.Measured(408.0, "")}, {}, {})
     assert choices == {"ATTENTION": "default", "COMPILE": None, "DEVICE_TOKENS": None}
+
+
+@pytest.mark.parametrize("name", ["flex", "fa2", "fa3", "fa4", "math"])
+def test_whatever_is_measured_can_be_chosen(preflight: ModuleType, name: str) -> None:
+    for gain, choice in ((1.04, name), (1.02, "default")):
+        found = {"default": preflight.Measured(400e12, "FLOP/s"), name: preflight.Measured(gain * 400e12, "FLOP/s")}
+        assert preflight.choose(found, {}, {})[0]["ATTENTION"] == choice
+
+
+def test_what_is_fastest_alone_must_hold_in_the_model(preflight: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {"fa2": None, "flex": 90_000, "cudnn": 101_000}
+    monkeypatch.setattr(preflight, "try_training", lambda mode, name, *_: preflight.Fit(speeds[name], 1.0, 1.0, "out of registers"))
+    rates = {"default": 400.0, "fa2": 700.0, "flex": 600.0, "cudnn": 500.0}
+    found = {name: preflight.Measured(rate, "FLOP/s") for name, rate in rates.items()}
+    assert preflight.attention_of_model(found, "both", 100_000, 0.1) == "cudnn"
+    choices, refused = preflight.choose(found, {}, {})
+    assert choices["ATTENTION"] == "cudnn"
+    assert refused == [
+        "attention by fa2 is not taken: it runs alone, but not in the model: out of registers",
+        "attention by flex is not taken: it is faster alone, but the model makes 90,000 tokens/s with it, 100,000 without",
+    ]
+    speeds["cudnn"] = 99_000
+    found["cudnn"].why = None
+    assert preflight.attention_of_model(found, "both", 100_000, 0.1) == "default"
 
 
 def test_without_a_gpu_it_says_so(folder: Folder) -> None:
@@ -97,8 +122,11 @@ def test_a_trial_that_fails_in_any_way_is_a_result(preflight: ModuleType, monkey
     monkeypatch.setattr(preflight, "milliseconds", broken)
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     monkeypatch.setattr(torch, "randn", lambda *shape, **_: torch.zeros(1))
+    monkeypatch.setattr(preflight, "why_not", lambda name, *_: "flash_attn is not installed" if name == "fa2" else None)
+    monkeypatch.setattr(preflight, "prepare", lambda *_: None)
     backends = preflight.attention_backends(0.01)
-    assert set(backends) >= {"default", "cudnn", "flash", "efficient", "flex", "flash-attention-3"}
+    assert tuple(backends) == preflight.NAMES and backends["fa2"].why == "flash_attn is not installed"
     assert backends["default"].why == "at 12:4: unsupported architecture" and all(m.rate is None for m in backends.values())
     choices, refused = preflight.choose(backends, {}, {})
     assert choices["ATTENTION"] is None and any("cudnn does not run: at 12:4" in text for text in refused)
+    assert not any("fa2" in text for text in refused)  # not having a package is no fault of the GPU

@@ -75,6 +75,8 @@ def test_the_device_batch_follows_a_smaller_total(folder: Folder) -> None:
         ({"OPTIMIZER": '"sgd"'}, "OPTIMIZER is 'sgd'; it must be one of: muon, adamw"),
         ({"DEPTH": "2.5"}, "whole number above 0"),
         ({"LOSS": '"fused"'}, "needs a GPU"),
+        ({"ATTENTION": '"flex"'}, "ATTENTION is 'flex', but it needs a GPU; these work here: default, flash, math"),
+        ({"ATTENTION": '"sdpa"'}, "ATTENTION is 'sdpa'; it must be one of: default, cudnn, flash, efficient, math, flex, fa4, fa3, fa2"),
         ({"HEAD_DIM": "15"}, "must be even"),
         ({"TOTAL_BATCH_SIZE": "2**20", "DEVICE_BATCH_SIZE": "2**15"}, "lower TOTAL_BATCH_SIZE"),
     ],
