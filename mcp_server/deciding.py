@@ -15,6 +15,7 @@ from runner import news, queries, replays, verbs
 from runner.errors import BadValue
 from runner.lab import Lab
 from runner.records import Phase, Run
+from runner.research.lineage import left
 from runner.submitting import known_run
 
 Why = Annotated[str | None, Field(description="The reason, in a sentence; it is shown to the human.", max_length=1000)]
@@ -51,7 +52,7 @@ def decide(
         if request_id is not None or (run.verdict, run.verdict_by, run.verdict_why) != (action, call.who, why):
             run = verbs.decide(lab, id, action, who=call.who, why=why, override=override, request_id=request_id)
         facts = {"id": run.id, "verdict": run.verdict, "why": run.verdict_why, "val_bpb": run.val_bpb}
-        return Answer(facts=facts, notes=[verbs.ANSWERED] if replay else [])
+        return Answer(facts=facts, notes=[*([verbs.ANSWERED] if replay else []), *left(lab, run)])
     if action == "repeat":
         if gpu_type is not None or budget_s is not None:
             raise BadValue(

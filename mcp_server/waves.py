@@ -14,7 +14,7 @@ from runner import news, queries
 from runner.lab import Lab
 from runner.records import Outcome, Run, Wave
 from runner.research.classes import gpu_of
-from runner.research.effects import Analysis, Interaction
+from runner.research.effects import Analysis, told_once
 from runner.research.noise import smallest_clear_gain
 from runner.research.waves import analyse_wave, heat_map, noise_floor, score
 
@@ -51,13 +51,13 @@ def analyze_wave(
         effects = [[e.factor, e.level, rounded(e.effect, 6), rounded(e.se, 6), e.n] for e in analysis.effects]
         answer.tables["effects"] = Table(["factor", "value", "effect", "se", "runs"], effects)
     if analysis.interactions:
-        strongest = sorted(analysis.interactions, key=strength, reverse=True)
-        strongest = [i for i in strongest if i.clear][:INTERACTIONS] or strongest[:3]
+        once = told_once(analysis.interactions)
+        strongest = [i for i in once if i.clear][:INTERACTIONS] or once[:3]
         together = [
             [f"{i.factors[0]}={cell(i.levels[0])}", f"{i.factors[1]}={cell(i.levels[1])}", rounded(i.effect, 6), rounded(i.se, 6), i.clear]
             for i in strongest
         ]
-        answer.tables["interactions"] = Table(["this", "with", "effect", "se", "clear"], together, total=len(analysis.interactions))
+        answer.tables["interactions"] = Table(["this", "with", "effect", "se", "clear"], together, total=len(once))
     if heat := heat_table(lab, found, analysis):
         answer.tables[heat[0]] = heat[1]
     if failed := [[r.id, r.cell, r.outcome, cause_words(r) or r.cause] for r in runs if r.ended and r.outcome != Outcome.COMPLETED]:
@@ -84,11 +84,6 @@ def repeats(lab: Lab, answer: Answer, runs: list[Run], budget_s: float) -> Answe
         answer.notes.append("smallest_clear_gain is what one run must be better by than the mean of these.")
     answer.next_step = "Go on with a wave of factors." if n > 1 else "One result tells no noise: repeat it."
     return answer
-
-
-def strength(interaction: Interaction) -> float:
-    """How large an interaction is; unknown ones last."""
-    return abs(interaction.effect) if interaction.effect is not None else -1.0
 
 
 def best_cells(analysis: Analysis, runs: list[Run]) -> Table:

@@ -17,6 +17,7 @@ from runner.lab import Lab
 from runner.records import Run
 from runner.research import noise as noise_floor
 from runner.research import pruning
+from runner.research.effects import told_once
 from runner.research.waves import analyse_wave, score
 from runner.text import ago, bpb, one_line, percent, signed
 
@@ -48,7 +49,7 @@ def analyze(
     if found.factors:
         rows = [(f.factor, level(f.best), level(f.worst), six(f.gain), six(f.se), f.badge) for f in found.factors]
         table(("factor", "best", "worst", "gain", "±", ""), rows, right="gain ±")
-    for one in sorted((i for i in found.interactions if i.clear), key=lambda i: -abs(i.effect or 0.0))[:6]:
+    for one in [i for i in told_once(found.interactions) if i.clear][:6]:
         pair = " with ".join(f"{name} {level(value)}" for name, value in zip(one.factors, one.levels, strict=True))
         say(f"Together, {pair} adds {signed(one.effect)} ± {six(one.se)} to val_bpb.")
     for words, best in (("Best seen", found.observed_best), ("Best predicted", found.predicted_best)):

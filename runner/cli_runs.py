@@ -33,6 +33,7 @@ from runner.errors import BadValue
 from runner.keeper import Keeper
 from runner.lab import Lab
 from runner.records import Outcome, Phase, Purpose, Run, Submission, Submitted, Trust, WaveRequest
+from runner.research.lineage import left
 from runner.submitting import known_run
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Run ids, e.g. r0042.")]
@@ -312,7 +313,7 @@ def decide(
     """Keep or discard a result."""
     lab = lab_of(context)
     decided = verbs.decide(lab, run_id, verdict, who=WHO, why=why, override=override)
-    show_done(lab, [decided.id], [], json=json)
+    show_done(lab, [decided.id], left(lab, decided), json=json)
 
 
 def priority(

@@ -104,7 +104,7 @@ def tune(
         knobs=tuple(knob or ()),
     )
     tuning = Tune(lab, plan, restart=restart)
-    notes = submitting.check_place(lab, tuning.plan.gpu_type, None)
+    notes = [*submitting.check_place(lab, tuning.plan.gpu_type, None), *tuning.clear_away()]
     if others := tuning.unlike(plan):
         what = "This is the tune that has ended" if tuning.over() else "The tune that was begun goes on"
         notes.append(f"{what}, with {', '.join(others)}; --restart begins another.")
@@ -131,7 +131,7 @@ def tune(
 
 def _wait_for(tuning: Tune, told: list[str], *, quiet: bool) -> None:
     """Until the runs of a step have ended, with a daemon at work for them; `told` is what was said before."""
-    keeper = Keeper(tuning.lab.path)
+    keeper, why = Keeper(tuning.lab.path), None
     while True:
         pending = tuning.pending()
         lines = [f"Preflight: {line}" for line in tuning.ground.lines()]
@@ -145,7 +145,8 @@ def _wait_for(tuning: Tune, told: list[str], *, quiet: bool) -> None:
         if not pending and tuning.ground.kept is not None:
             return
         time.sleep(POLL_S)
-        if why := keeper.look(tuning.lab):
+        said, why = why, keeper.look(tuning.lab)
+        if why and why != said:
             note(f"waiting: {why}")
         if not pending:
             return

@@ -263,7 +263,8 @@ def print_leaderboard(lab: Lab, board: dict[str, Any]) -> None:
             say(f"There are results of {others}.")
         _say_unranked(board)
         return
-    noise = "not measured yet" if board["noise_sd"] is None else f"±{board['noise_sd']:.6f} from {board['noise_n']} repeats"
+    n = board["noise_n"]
+    noise = "not measured yet" if board["noise_sd"] is None else f"±{board['noise_sd']:.6f} from {n} repeat{'' if n == 1 else 's'}"
     say(f"class {board['class']}, budget {ago(board['budget_s'])}, noise {noise}")
     table(
         ("#", "run", "val_bpb", "gain", "±", "badge", "verdict", "trust", "what"),

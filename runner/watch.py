@@ -20,7 +20,7 @@ from runner.health import Finding, LabView, View
 from runner.lab import Lab
 from runner.mfu import mfu_percent
 from runner.records import Gpu, GpuState, Outcome, Point, Purpose, Run, Severity
-from runner.research import classes, lineage, promotion, pruning, statics, trust
+from runner.research import classes, lineage, promotion, pruning, statics, trust, waves
 from runner.research.noise import gain, pooled
 from runner.scheduler import matches_type
 
@@ -74,6 +74,8 @@ class Watch:
     peers: dict[tuple[str, float], _Peers] = field(default_factory=dict)
     curves: dict[str, pruning.Curve] = field(default_factory=dict)
     judged: dict[str, int] = field(default_factory=dict)
+    stopping: set[str] = field(default_factory=set)  # asked to end; their rows may not say so yet
+    held: set[str] = field(default_factory=set)  # hopeless, and kept for their wave
     looked: dict[str, float] = field(default_factory=dict)
     models: dict[str, tuple[str, str] | None] = field(default_factory=dict)
     active: set[str] = field(default_factory=set)
@@ -118,8 +120,16 @@ class Watch:
             self.judged[run.id] = at
             peers = self._peers(run, now)
             found = pruning.judge(mode, run.share, pruning.sampled(self.lab.store.points(run.id)), peers.curves, peers.pruned)
-            if found is not None:
-                stops.append(Stop(run.id, "pruned", found.evidence))
+            if found is None:
+                continue
+            if run.id not in self.stopping and (level := waves.last_of_level(self.lab, run, self.stopping)) is not None:
+                if run.id not in self.held:
+                    why = f"hopeless, but the last of its wave with {level}: it goes on, so that the wave can tell what that does"
+                    self.lab.store.event("daemon", "not_pruned", run.id, why)
+                self.held.add(run.id)
+                continue
+            self.stopping.add(run.id)
+            stops.append(Stop(run.id, "pruned", found.evidence))
         return stops
 
     def _peers(self, run: Run, now: float) -> _Peers:

@@ -10,7 +10,7 @@ from runner import queries
 from runner.lab import Lab
 from runner.records import Json
 from runner.research.classes import gpu_of
-from runner.research.effects import Analysis, key
+from runner.research.effects import Analysis, key, told_once
 from runner.research.waves import HeatMap, analyse_wave, heat_map
 
 from .lines import Line, Span, cells, crop, fit, safe, wrap_words
@@ -141,7 +141,7 @@ def effect_lines(analysis: Analysis, width: int) -> list[Line]:
     out: list[Line] = []
     reach = max((abs(e.effect) + (e.se or 0) for e in analysis.effects if e.effect is not None), default=0.0)
     bar_wide = max(8, min(30, width - 40))
-    found = sorted((i for i in analysis.interactions if i.effect is not None and i.clear), key=lambda i: -abs(i.effect or 0))
+    found = [i for i in told_once(analysis.interactions) if i.effect is not None and i.clear]
     for factor in analysis.factors:
         text, style = BADGES.get(factor.badge, (factor.badge, "muted"))
         out.append(

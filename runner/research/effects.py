@@ -69,6 +69,28 @@ class Interaction:
     clear: bool
 
 
+def told_once(interactions: Sequence[Interaction]) -> list[Interaction]:
+    """Interactions without their mirror images, the largest first: of a factor with two levels each effect stands there twice, with
+    either sign, and the lower one is kept. What could not be estimated comes last.
+    """
+    levels: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+    for one in interactions:
+        seen = levels.setdefault(one.factors, (set(), set()))
+        for side, level in zip(seen, one.levels, strict=True):
+            side.add(key(level))
+    kept: dict[tuple[Any, ...], Interaction] = {}
+    for one in interactions:
+        own = tuple(None if len(side) == 2 else key(level) for side, level in zip(levels[one.factors], one.levels, strict=True))
+        other = kept.get((one.factors, own))
+        if other is None or _or_inf(one.effect) < _or_inf(other.effect):
+            kept[(one.factors, own)] = one
+    return sorted(kept.values(), key=lambda i: -abs(i.effect) if i.effect is not None else math.inf)
+
+
+def _or_inf(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """A cell with its predicted value and standard error; `ran` says whether it is among the finished runs."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from runner.errors import OvernightError
 from runner.lab import Lab
-from runner.records import Run
+from runner.records import Run, Verdict
 from runner.text import bpb, clean, one_line
 
 COMMITTED = "lineage"  # setting: run id -> commit
@@ -48,28 +48,56 @@ def place_of(lab: Lab) -> Place | None:
 
 
 def commit_kept(lab: Lab) -> list[tuple[str, str]]:
-    """Commit every kept run that is not committed yet, in the order of the decisions; (run id, commit) of each new one.
-
-    Raised: GitError; what was committed before it stays recorded.
+    """Commit every kept run that is not committed yet, and take back every one that was discarded since, in the order of the decisions;
+    (run id, commit) of each new commit. Raised: GitError; what was committed before it stays recorded.
     """
     done: dict[str, str] = dict(lab.store.setting(COMMITTED, {}))
-    kept = [r for r in lab.store.runs("verdict = 'keep' AND verdict_by != 'import'", order="verdict_at") if r.id not in done]
-    place = place_of(lab) if kept else None
+    due = lab.store.runs("verdict IN ('keep', 'discard') AND verdict_by != 'import'", order="verdict_at")
+    due = [r for r in due if (r.verdict == Verdict.KEEP) != (r.id in done)]
+    place, tag = place_of(lab) if due else None, lab.policy().limits.tag
     made: list[tuple[str, str]] = []
-    for run in kept if place is not None else []:
+    for run in due if place is not None else []:
         assert place is not None
-        commit = commit_run(place, lab.policy().limits.tag, lab.source_text(run.source_sha), message(run))
-        done[run.id] = commit
+        if run.verdict == Verdict.KEEP:
+            commit = commit_run(place, tag, lab.source_text(run.source_sha), message(run))
+            done[run.id] = commit
+        else:
+            commit = _take_back(lab, place, run, done)
         lab.store.set_setting(COMMITTED, done)
-        lab.store.event("daemon", "commit", run.id, None, {"commit": commit})
+        lab.store.event("daemon", "commit", run.id, run.verdict_why, {"commit": commit, "verdict": run.verdict})
         made.append((run.id, commit))
     return made
 
 
+def _take_back(lab: Lab, place: Place, run: Run, done: dict[str, str]) -> str:
+    """A commit on top that says a run was discarded; where its source is still the newest there, the file of the kept run before it."""
+    taken = done.pop(run.id)
+    newest = next(reversed(done), None)
+    before = lab.store.run(newest) if newest else None
+    text = lab.source_text(before.source_sha) if before else show(place, f"{taken}^")
+    body = [f"Commit {taken[:12]} stays in the history; where nothing came after it, {place.path} is again as it was before."]
+    if run.verdict_why:
+        body.append(f"Discarded because: {clean(run.verdict_why, keep_newlines=False)}")
+    words = "\n".join(
+        [f"Discard {run.id}", "", *body, "", f"Overnight-Run: {run.id}", f"Overnight-Discarded-By: {one_line(run.verdict_by, 60)}"]
+    )
+    return commit_run(place, lab.policy().limits.tag, text, f"{words}\n", over=lab.source_text(run.source_sha))
+
+
 def pending(lab: Lab) -> bool:
-    """Whether a kept run waits for its commit."""
-    kept = lab.store.tally("id", "verdict = 'keep' AND verdict_by != 'import'")
-    return not {i for (i,) in kept} <= lab.store.setting(COMMITTED, {}).keys()
+    """Whether a kept run waits for its commit, or a commit to be taken back."""
+    told = lab.store.tally("id, verdict", "verdict IN ('keep', 'discard') AND verdict_by != 'import'")
+    done = lab.store.setting(COMMITTED, {})
+    return any((verdict == Verdict.KEEP) != (run_id in done) for run_id, verdict in told)
+
+
+def left(lab: Lab, run: Run) -> list[str]:
+    """What a discard leaves in the repository, in words: nothing where the run was not committed."""
+    commit = lab.store.setting(COMMITTED, {}).get(run.id)
+    if commit is None or run.verdict == Verdict.KEEP:
+        return []
+    branch = f"overnight/{lab.policy().limits.tag}"
+    return [f"{run.id} is commit {commit[:12]} of {branch}, whose history stays; a commit that takes it back follows there."]
 
 
 def message(run: Run) -> str:
@@ -86,13 +114,17 @@ def message(run: Run) -> str:
     return "\n".join([subject, "", *body, "", f"Overnight-Run: {run.id}", f"Overnight-Kept-By: {one_line(run.verdict_by, 60)}"]) + "\n"
 
 
-def commit_run(place: Place, tag: str, text: str, words: str) -> str:
-    """One commit of one file on the branch; the commit's hash. An equal tree at its tip still gets its commit: the decision is news."""
+def commit_run(place: Place, tag: str, text: str | None, words: str, *, over: str | None = None) -> str:
+    """One commit of one file on the branch; the commit's hash. An equal tree at its tip still gets its commit: the decision is news.
+
+    With `over` the file is changed only where the tip holds that text; without a text it stays as it is.
+    """
     for _ in range(TRIES):
         ref = _free_ref(place.root, tag)
         tip = _git(place.root, "rev-parse", "--verify", "--quiet", ref, missing_ok=True)
         parent = tip or _git(place.root, "rev-parse", "--verify", "--quiet", "HEAD", missing_ok=True)
-        commit = _write_commit(place, parent, text, words)
+        fits = text is not None and (over is None or _same(show(place, parent) if parent else None, over))
+        commit = _write_commit(place, parent, text if fits else None, words)
         # The third argument makes it a compare-and-swap; zeros mean "must not exist yet".
         if _git(place.root, "update-ref", ref, commit, tip or "0" * 40, missing_ok=True) is not None:
             return commit
@@ -107,13 +139,19 @@ def show(place: Place, commit: str) -> str | None:
     return None if text is None else f"{text}\n"
 
 
-def _write_commit(place: Place, parent: str | None, text: str, words: str) -> str:
+def _same(one: str | None, other: str) -> bool:
+    """Equal but for the newlines at the end, which reading a file from git does not keep."""
+    return one is not None and one.rstrip("\n") == other.rstrip("\n")
+
+
+def _write_commit(place: Place, parent: str | None, text: str | None, words: str) -> str:
     with tempfile.TemporaryDirectory(prefix="overnight-index-") as folder:
         env = {"GIT_INDEX_FILE": str(Path(folder) / "index")}
         if parent:
             _git(place.root, "read-tree", parent, env=env)
-        blob = _git(place.root, "hash-object", "-w", "--no-filters", "--stdin", stdin=text)
-        _git(place.root, "update-index", "--add", "--cacheinfo", f"100644,{blob},{place.path}", env=env)
+        if text is not None:
+            blob = _git(place.root, "hash-object", "-w", "--no-filters", "--stdin", stdin=text)
+            _git(place.root, "update-index", "--add", "--cacheinfo", f"100644,{blob},{place.path}", env=env)
         tree = _git(place.root, "write-tree", env=env)
         return str(
             _git(place.root, "commit-tree", tree, *(("-p", parent) if parent else ()), "-F", "-", stdin=words, env=_identity(place.root))

@@ -117,6 +117,8 @@ class Tune:
         self.lab, self.who = lab, who
         found = lab.store.setting(STATE)
         kept = None if restart else found
+        self.anew = restart
+        self.left = [i for batch in found["asked"] for _, _, i in batch] if found and restart else []  # the old tune's runs
         self.serial: int = found["serial"] + (1 if restart else 0) if found else 1
         self.plan = Plan(**{**kept["plan"], **{k: tuple(kept["plan"][k]) for k in ("long_budgets_s", "knobs")}}) if kept else plan
         self.batches: list[list[Asked]] = [[(c, role, i) for c, role, i in batch] for batch in kept["asked"]] if kept else []
@@ -150,6 +152,19 @@ class Tune:
     def over(self) -> bool:
         """Whether every step was taken and has ended."""
         return len(self.batches) > self.plan.waves + len(self.plan.long_budgets_s) and not self.pending()
+
+    def clear_away(self) -> list[str]:
+        """After a restart: the old tune's runs that never started are cancelled; in words, what became of those that had not ended."""
+        runs = [r for i in self.left if (r := self.lab.store.run(i)) is not None and not r.ended]
+        waiting, live = ([r.id for r in runs if r.waiting is wait] for wait in (True, False))
+        self.left = []
+        if self.anew:
+            self._save()  # the old one is forgotten, whatever comes now
+        if waiting:
+            verbs.cancel(self.lab, waiting, who=self.who, why="the tune was begun anew")
+        told = [f"Cancelled what the old tune had waiting: {', '.join(waiting)}."] if waiting else []
+        go_on = f"The old tune's {', '.join(live)} {'go' if len(live) > 1 else 'goes'} on to the end; `overnight cancel` stops them."
+        return [*told, go_on] if live else told
 
     # steps
 

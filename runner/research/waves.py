@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,6 +38,25 @@ class HeatMap:
 def results_of(lab: Lab, wave: Wave) -> list[Result]:
     """The wave's runs for the analysis; a run that has not ended, or whose claim is held or refuted, has no value."""
     return [_result(run) for run in lab.store.runs("wave_id = ?", (wave.id,))]
+
+
+def last_of_level(lab: Lab, run: Run, stopping: Container[str]) -> str | None:
+    """The level of its wave that would be left without any result if `run` were stopped too, as `NAME = value`; None when none would.
+
+    A level that is a single cell (one factor, one run each) is not held: stopping it is the answer.
+    """
+    wave = lab.store.wave(run.wave_id) if run.wave_id else None
+    if wave is None or len(wave.factors) < 2:
+        return None
+    results = results_of(lab, wave)
+    cells = [r.cell for r in results]
+    results += known_of(lab, wave, results)
+    open_ = [r.cell for r in results if r.value is not None or (r.outcome == UNRUN and r.run_id != run.id and r.run_id not in stopping)]
+    for name in wave.factors:
+        level = key((run.cell or {}).get(name))
+        if sum(key(c.get(name)) == level for c in cells) > 1 and all(key(c.get(name)) != level for c in open_):
+            return f"{name} = {level}"
+    return None
 
 
 def known_of(lab: Lab, wave: Wave, results: Sequence[Result]) -> list[Result]:

@@ -168,6 +168,32 @@ async def test_the_best_of_a_wave_are_promoted_once(tmp_path: Path) -> None:
     lab.close()
 
 
+def test_pruning_leaves_each_level_of_a_wave_one_run(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, policy='pruning = "eager"')
+    for n in range(12):
+        (run_id,) = verbs.submit(lab, Submission(overrides={"DEPTH": 20 + n}), who="cli").run_ids
+        lab.store.add_points(run_id, curve(1.0 + n / 20))
+        finish(lab, run_id, 1.0 + n / 20)
+    wish = WaveRequest(factors={"DEPTH": [50, 51], "MATRIX_LR": [0.02, 0.03]}, budget_s=20)
+    ids = verbs.submit_wave(lab, wish, who="cli").run_ids
+    for run_id in ids:
+        lab.store.update_run(run_id, phase="running", stage="training", class_key="cpu", share=0.7)
+        hopeless = (lab.store.run(run_id).cell or {})["DEPTH"] == 50  # type: ignore[union-attr]
+        lab.store.add_points(run_id, [p for p in curve(1.9 if hopeless else 1.1) if p.share is not None and p.share <= 0.7])
+    watch = Watch(lab, Clock())
+    (stopped,) = [s.run_id for s in watch.tick()]
+    (held,) = [e for e in lab.store.events() if e.verb == "not_pruned"]
+    assert {stopped, held.subject} == {i for i in ids if (lab.store.run(i).cell or {})["DEPTH"] == 50}  # type: ignore[union-attr]
+    assert "DEPTH = 50" in str(held.why)
+    assert watch.tick() == []
+    single = verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [60, 61]}, budget_s=20), who="cli").run_ids
+    for run_id in single:  # a level that is one cell is its own answer
+        lab.store.update_run(run_id, phase="running", stage="training", class_key="cpu", share=0.7)
+        lab.store.add_points(run_id, [p for p in curve(1.9) if p.share is not None and p.share <= 0.7])
+    assert {s.run_id for s in watch.tick()} == set(single)
+    lab.close()
+
+
 def test_a_repeat_is_never_pruned(tmp_path: Path) -> None:
     lab = make_lab(tmp_path, policy='pruning = "eager"')
     for n in range(12):

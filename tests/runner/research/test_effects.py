@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runner.research.effects import Analysis, Result, analyse
+from runner.research.effects import Analysis, Result, analyse, told_once
 from runner.research.noise import Noise
 
 
@@ -150,3 +151,17 @@ def test_a_level_that_pruning_cut_off_did_not_crash() -> None:
     notes = analyse(results, factors=factors).notes
     assert not any("crashed or diverged" in n for n in notes)
     assert any(n.startswith("No run with DEPTH = 16 came to its end") for n in notes)
+
+
+def test_an_interaction_is_told_once_and_not_with_its_mirror_image() -> None:
+    def truth(c: dict[str, Any]) -> float:
+        return 1.0 + 0.05 * (c["A"] == 2 and c["B"] == "y") - 0.02 * (c["C"] == 3) * (c["A"] == 1)
+
+    found = analyse(grid(truth, {"A": [1, 2], "B": ["x", "y"], "C": [1, 2, 3]}), noise=Noise(0.001, 10))
+    told = told_once(found.interactions)
+    assert [i.factors for i in told].count(("A", "B")) == 1  # of four that are equal but for the sign
+    assert sorted(i.levels[1] for i in told if i.factors == ("A", "C")) == [1, 2, 3]  # of six
+    assert all(i.effect is not None and i.effect <= 1e-9 for i in told)
+    assert [abs(i.effect or 0) for i in told] == sorted((abs(i.effect or 0) for i in told), reverse=True)
+    unknown = [dataclasses.replace(i, effect=None) for i in found.interactions]
+    assert len(told_once(unknown)) == len(told) and told_once([]) == []

@@ -63,6 +63,42 @@ def test_a_keep_becomes_a_commit_and_nothing_else_moves(lab: Lab, tmp_path: Path
     assert "DEPTH = 10" in words
 
 
+def test_a_discard_after_the_commit_is_said_and_taken_back_on_top(lab: Lab, tmp_path: Path) -> None:
+    first, second = keep(lab, 9, 0.99), keep(lab, 10, 0.98)
+    (_, old), (_, new) = lineage.commit_kept(lab)
+    start = git(tmp_path, "show", "main:trainer/train.py")
+    gone = verbs.decide(lab, second, "discard", who="cli", why="it was luck")
+    (said,) = lineage.left(lab, gone)
+    assert new[:12] in said and "overnight/night" in said
+    assert lineage.pending(lab) and [i for i, _ in lineage.commit_kept(lab)] == [second]
+    assert not lineage.pending(lab) and lineage.left(lab, gone) == []
+    assert git(tmp_path, "rev-parse", "overnight/night^") == new  # nothing was rewritten
+    assert git(tmp_path, "show", "overnight/night:trainer/train.py") == git(tmp_path, "show", f"{old}:trainer/train.py")
+    words = git(tmp_path, "log", "-1", "--format=%B", "overnight/night")
+    assert words.startswith(f"Discard {second}\n") and new[:12] in words and "it was luck" in words
+    verbs.decide(lab, first, "discard", who="cli", why="that too")
+    lineage.commit_kept(lab)
+    assert git(tmp_path, "show", "overnight/night:trainer/train.py") == start
+    verbs.decide(lab, second, "keep", who="tui", why="after all")
+    assert [i for i, _ in lineage.commit_kept(lab)] == [second]
+    verbs.decide(lab, second, "discard", who="cli", why="no")
+    lineage.commit_kept(lab)
+    assert git(tmp_path, "rev-list", "--count", "overnight/night") == "7"
+
+
+def test_taking_back_leaves_what_others_committed_since(lab: Lab, tmp_path: Path) -> None:
+    run_id = keep(lab, 9, 0.99)
+    ((_, commit),) = lineage.commit_kept(lab)
+    git(tmp_path, "worktree", "add", "-q", str(tmp_path / "elsewhere"), "overnight/night")
+    (tmp_path / "elsewhere/trainer/train.py").write_text("DEPTH = 99\n")
+    git(tmp_path / "elsewhere", "commit", "-qam", "by hand")
+    git(tmp_path, "worktree", "remove", "--force", str(tmp_path / "elsewhere"))
+    verbs.decide(lab, run_id, "discard", who="cli", why="no")
+    lineage.commit_kept(lab)
+    assert git(tmp_path, "show", "overnight/night:trainer/train.py") == "DEPTH = 99"
+    assert commit in git(tmp_path, "rev-list", "overnight/night")
+
+
 def test_it_is_safe_beside_somebody_who_commits_at_the_same_time(lab: Lab, tmp_path: Path) -> None:
     stop, failed = threading.Event(), []
 
@@ -116,7 +152,7 @@ def test_a_keep_after_a_change_of_mind_is_committed_too(lab: Lab, tmp_path: Path
     first = keep(lab, 9, 0.99)
     lineage.commit_kept(lab)
     verbs.decide(lab, first, "discard", who="tui", why="changed my mind")
-    assert not lineage.pending(lab)
-    second = keep(lab, 10, 0.98)
     assert lineage.pending(lab)
-    assert [run for run, _ in lineage.commit_kept(lab)] == [second]
+    second = keep(lab, 10, 0.98)
+    assert [run for run, _ in lineage.commit_kept(lab)] == [first, second]  # in the order of the decisions
+    assert not lineage.pending(lab)

@@ -264,6 +264,19 @@ def test_nothing_is_asked_twice_while_runs_are_pending(lab: Lab) -> None:
     assert Tune(lab, PLAN, restart=True).runs() == []
 
 
+def test_a_restart_clears_the_old_queue(lab: Lab) -> None:
+    old = Tune(lab, PLAN)
+    old.advance()
+    first, second = (r.id for r in old.pending())
+    lab.store.update_run(first, phase="running")
+    tune = Tune(lab, PLAN, restart=True)
+    waiting, live = tune.clear_away()
+    assert second in waiting and f"{first} goes on" in live
+    assert [lab.store.run(i).wanted for i in (first, second)] == ["run", "cancel"]  # type: ignore[union-attr]
+    assert tune.clear_away() == [] and Tune(lab, PLAN).clear_away() == []
+    assert tune.advance() and {first, second}.isdisjoint(r.id for r in tune.runs())
+
+
 def test_what_cannot_be_tuned_says_so(lab: Lab, tmp_path: Path) -> None:
     with pytest.raises(BadValue, match="optimizer"):
         Tune(lab, Plan(20.0, (), optimizer="magic"))
