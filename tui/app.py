@@ -32,13 +32,14 @@ from .commands import BindingCommands
 from .deeds import WHO
 from .hand import Deed, Hand
 from .help import key_lines
-from .keyboard import Keyboard
 from .lines import safe
 from .memory import Memory
+from .picture import Picture
 from .plain import AsciiBars, ascii_only
 from .screens.dashboard import Dashboard
 from .screens.page import Page
 from .snapshot import Snapshot, Source
+from .terminal import Terminal
 from .themes import THEMES
 from .widgets.dialogs import Confirm, Field, Form, KeysPage
 from .widgets.table import Table
@@ -94,7 +95,7 @@ class ControlRoom(App[None]):
         Binding("m", "approval", "approval mode", show=False, tooltip="Agents' submissions wait for you, or do not"),
         Binding("z", "freeze", "freeze", show=False, tooltip="Hold the screen still; the lab goes on"),
         Binding("T", "next_theme", "theme", show=False, tooltip="The next theme"),
-        Binding("ctrl+r", "refresh", "read now", show=False, tooltip="Read the lab now"),
+        Binding("ctrl+r,ctrl+l", "refresh", "read now", show=False, tooltip="Read the lab now, and draw the whole screen anew"),
         Binding("q", "leave", "back or quit", show=False, tooltip="Back, and from the first page: quit. The daemon and the runs go on"),
         Binding("escape", "back", "back", show=False, tooltip="Back to the page before"),
         Binding("ctrl+z", "suspend_process", "suspend", show=False, tooltip="Back to the shell; `fg` returns"),
@@ -117,6 +118,7 @@ class ControlRoom(App[None]):
         self.set_class(ascii_only, "-ascii")
         if ascii_only:
             ScrollBar.renderer = AsciiBars
+        self.picture = Picture()
         self.clock = clock
         self.frozen = False
         self.snapshot = Snapshot(lab=str(path))
@@ -130,9 +132,9 @@ class ControlRoom(App[None]):
         self.theme = wanted if wanted in self.available_themes else "overnight"
 
     def get_driver_class(self) -> type[Driver]:
-        """Where Textual would take its own driver for this terminal, ours, whose Esc is quick."""
+        """Where Textual would take its own driver for this terminal, ours."""
         found = super().get_driver_class()
-        return Keyboard if found is LinuxDriver else found
+        return Terminal if found is LinuxDriver else found
 
     def get_default_screen(self) -> Screen[Any]:
         """The first page."""
@@ -323,7 +325,9 @@ class ControlRoom(App[None]):
             self.push_screen(CommandPalette(placeholder="a command, by any part of its name", id="--command-palette"))
 
     def action_refresh(self) -> None:
-        """Read now."""
+        """Read now; and draw all, for something else may have written to the terminal."""
+        self.picture.forget()
+        self.refresh()
         self.source.poke()
 
     def action_freeze(self) -> None:

@@ -99,7 +99,6 @@ class Dashboard(Page):
 
     def on_mount(self) -> None:
         """Keys go to the GPUs first."""
-        super().on_mount()
         self.query_one(GpuWall).focus()
 
     def show_body(self, snapshot: Snapshot) -> None:
@@ -158,7 +157,6 @@ class Dashboard(Page):
 
     def on_table_moved(self, event: Table.Moved) -> None:
         """Watch the run of another GPU."""
-        super().on_table_moved(event)
         if event.table.id == "gpus" and self.drawable:
             self._show_watched(self.room.snapshot, self.query_one(GpuWall))
 

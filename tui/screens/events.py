@@ -49,7 +49,6 @@ class EventsPage(Page):
         self.room.source.watch("events", load_events)
         self.query_one("#told").can_focus = False
         self.query_one("#events").focus()
-        super().on_mount()
 
     def on_unmount(self) -> None:
         """Read no longer."""
@@ -70,7 +69,6 @@ class EventsPage(Page):
 
     def on_table_moved(self, event: Table.Moved) -> None:
         """Tell the row in full."""
-        super().on_table_moved(event)
         self._tell(event.table)
 
     def on_table_chosen(self, event: Table.Chosen) -> None:

@@ -68,7 +68,6 @@ class HostsPage(Page):
         """Begin to read the requests."""
         self.room.source.watch("requests", load_requests)
         self.query_one("#hosts").focus()
-        super().on_mount()
 
     def on_unmount(self) -> None:
         """Read no longer."""
@@ -100,7 +99,6 @@ class HostsPage(Page):
 
     def on_table_moved(self, event: Table.Moved) -> None:
         """Tell about the host under the cursor."""
-        super().on_table_moved(event)
         if event.table.id == "hosts":
             self._tell(self.room.snapshot)
 

@@ -195,7 +195,6 @@ class LineagePage(Page):
         scope = self.room.snapshot.board or {}
         self.room.source.watch("progress", load_progress(scope.get("class"), scope.get("budget_s")))
         self.query_one("#tree").focus()
-        super().on_mount()
 
     def on_unmount(self) -> None:
         """Read no longer."""

@@ -82,17 +82,16 @@ class Page(RunDeeds, Worded):
         yield Strips(id="keys-line")
 
     def on_mount(self) -> None:
-        """Draw what is known already."""
+        """Take up what was chosen before; what is known is drawn as soon as the panes have their sizes."""
         self.remembered_columns()
-        self.show(self.room.snapshot)
 
     def on_screen_resume(self) -> None:
         """Catch up with what happened while another page was shown."""
         self.show(self.room.snapshot)
 
-    def on_resize(self, event: events.Resize) -> None:
-        """Lay out anew."""
-        self.call_after_refresh(lambda: self.show(self.room.snapshot))
+    def laid_out(self) -> None:
+        """The panes have their sizes: fill them."""
+        self.show(self.room.snapshot)
 
     @property
     def drawable(self) -> bool:

@@ -75,7 +75,6 @@ class RunPage(Page):
         """Begin to read the run."""
         self.room.source.watch(self.key, self.loader)
         self.query_one("#log").focus()
-        super().on_mount()
 
     def on_unmount(self) -> None:
         """Read it no longer."""

@@ -99,7 +99,6 @@ class RunsPage(Page):
         self.room.source.watch("runs", self.loader)
         self.query_one("#told").can_focus = False
         self.query_one("#runs").focus()
-        super().on_mount()
 
     def on_unmount(self) -> None:
         """Read no longer."""
@@ -134,7 +133,6 @@ class RunsPage(Page):
 
     def on_table_moved(self, event: Table.Moved) -> None:
         """Tell about the run under the cursor."""
-        super().on_table_moved(event)
         self._tell(event.table)
 
     def on_table_chosen(self, event: Table.Chosen) -> None:

@@ -55,7 +55,6 @@ class WavePage(Page):
         """Begin to read."""
         self.room.source.watch(self.key, self.loader)
         self.query_one("#runs").focus()
-        super().on_mount()
 
     def on_unmount(self) -> None:
         """Read no longer."""

@@ -49,7 +49,6 @@ class WavesPage(Page):
         """Begin to read."""
         self.room.source.watch("waves", load_waves)
         self.query_one("#waves").focus()
-        super().on_mount()
 
     def on_unmount(self) -> None:
         """Read no longer."""

@@ -23,7 +23,7 @@ from textual.widgets import Input, Static
 from runner.errors import OvernightError
 
 from ..lines import Line
-from .view import Lines, Worded
+from .view import Lines, OnePicture, Worded
 
 DEAF_S = 0.3
 
@@ -56,7 +56,7 @@ class Box(Vertical):
         self.border_title = drawn(self, self.title)
 
 
-class Confirm(ModalScreen[bool]):
+class Confirm(OnePicture, ModalScreen[bool]):
     """Asks before something is lost; `True` only after `y`."""
 
     DEFAULT_CSS = """
@@ -99,7 +99,7 @@ class Field:
     value: str = ""
 
 
-class Form(ModalScreen[dict[str, str] | None]):
+class Form(OnePicture, ModalScreen[dict[str, str] | None]):
     """Lines to type; Enter on the last sends, Esc leaves. `check` refuses with a sentence that stays in the box."""
 
     DEFAULT_CSS = "Form { align: center middle; background: $background 40%; }"

@@ -6,6 +6,7 @@ what it drew last and marks the differing columns dirty. Subclasses give `count`
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any, ClassVar
 
 from rich.segment import Segment
@@ -22,7 +23,36 @@ from ..lines import STYLES, Line, cells, changed_columns, crop
 from ..plain import ascii_only
 
 
-class Worded(Screen[Any]):
+class OnePicture(Screen[Any]):
+    """A screen that is painted for the first time when it is laid out and filled, where Textual would show it empty before."""
+
+    def __init__(self, *args: Any, **how: Any) -> None:
+        super().__init__(*args, **how)
+        self._unpainted = ExitStack()
+
+    def on_mount(self) -> None:
+        """Paint nothing from here on."""
+        self._unpainted.enter_context(self.app.batch_update())
+
+    def on_resize(self, event: events.Resize) -> None:
+        """There is a layout, or another one."""
+        self.call_after_refresh(self._fill_and_paint)
+
+    def _fill_and_paint(self) -> None:
+        self.laid_out()
+        self._unpainted.close()
+        self.refresh()
+        self.call_after_refresh(self.laid_out)  # once more: filling may have moved the panes
+
+    def laid_out(self) -> None:
+        """What a screen draws once its panes have their sizes."""
+
+    def on_unmount(self) -> None:
+        """One that was closed before it was seen keeps nothing else from being painted."""
+        self._unpainted.close()
+
+
+class Worded(OnePicture):
     """A screen that knows how each style word looks, for all its panes: were it each pane, every move of the focus would style it anew."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {f"view--{s}" for s in (*STYLES, "cursor-focus")}

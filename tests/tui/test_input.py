@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -13,14 +14,14 @@ from textual.message import Message
 
 from runner.lab import Lab
 from tests.tui.still import Still
-from tui import keyboard
+from tui import terminal
 from tui.app import ControlRoom
-from tui.keyboard import Keyboard
+from tui.terminal import Terminal
 
 LONG_S = 3600.0
 
 
-class Typed(Keyboard):
+class Typed(Terminal):
     """The driver's reading thread alone, on a pipe."""
 
     def __init__(self) -> None:
@@ -62,12 +63,13 @@ def test_a_lone_esc_is_a_key_after_its_own_short_silence(typed: Typed) -> None:
     typed.type(b"\x1b\x1b")
     assert (typed.key(), typed.key()) == ("escape", "escape")
     typed.type(b"\xe2\x82")  # half a character
+    time.sleep(0.05)  # that it is read by itself; were it not, nothing would be tested, and nothing fail
     typed.type(b"\xac")
     assert typed.key() == "euro_sign"
 
 
 def test_a_sequence_is_one_key_whole_or_in_pieces(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keyboard, "SILENCE_S", LONG_S)
+    monkeypatch.setattr(terminal, "SILENCE_S", LONG_S)
     typed.thread.start()
     typed.type(b"\x1b[A\x1b[5~")
     assert (typed.key(), typed.key()) == ("up", "pageup")
@@ -87,7 +89,7 @@ def test_without_the_kitty_keys_esc_is_what_textual_makes_of_it(typed: Typed, mo
 def test_a_terminal_that_ended_is_no_busy_loop(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[int] = []
     read = os.read
-    monkeypatch.setattr(keyboard.os, "read", lambda fd, size: reads.append(fd) or read(fd, size))
+    monkeypatch.setattr(terminal.os, "read", lambda fd, size: reads.append(fd) or read(fd, size))
     typed.thread.start()
     typed.type(b"j")
     assert typed.key() == "j"
@@ -99,4 +101,4 @@ def test_a_terminal_that_ended_is_no_busy_loop(typed: Typed, monkeypatch: pytest
 
 
 def test_the_room_reads_its_keys_with_it(lab: Lab) -> None:
-    assert ControlRoom(Still(lab), lab.path).driver_class is Keyboard
+    assert ControlRoom(Still(lab), lab.path).driver_class is Terminal
