@@ -135,7 +135,7 @@ def origin(lab: Lab, sub: Submission) -> Origin:
 def varied(lab: Lab, origin: Origin, overrides: Json) -> Prepared:
     """A script with its constants overridden. Raised: UnknownName, BadValue."""
     script = origin.script.override(overrides)
-    mistake = statics.batch_mistake(script, lab.policy().trainer)
+    mistake = statics.mistake(script, lab.policy().trainer)
     if mistake:
         raise BadValue(f"{origin.name}: {mistake}", next_step="Nothing was queued.")
     return Prepared(

@@ -11,6 +11,7 @@ import warnings
 
 import torch
 import torch.nn.functional as F
+from allowed import CHOICES
 from device import first_line
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -21,7 +22,7 @@ SDPA_BACKENDS = {
     "math": SDPBackend.MATH,
 }
 PACKAGES = {"fa4": "flash_attn.cute", "fa3": "flash_attn_interface", "fa2": "flash_attn"}  # modules with a flash_attn_func
-NAMES = ("default", *SDPA_BACKENDS, "flex", *PACKAGES)
+NAMES = CHOICES["ATTENTION"]
 FLEX_LEAST_HEAD = 16
 NEED_GPU = frozenset({"cudnn", "efficient", "flex", *PACKAGES})
 

@@ -12,17 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attention import NAMES, usable, why_not
+from allowed import CHOICES, mistake, rows_that_divide
+from attention import usable, why_not
 from device import facts, preflight_choices
 from prepare import EVALUATOR, TIME_BUDGET, Dataset
-
-CHOICES = {
-    "OPTIMIZER": ("muon", "adamw"),
-    "COMPILE": ("none", "optimizer", "model", "both"),
-    "ATTENTION": NAMES,
-    "LOSS": ("torch", "fused"),
-}
-COUNTS = ("DEPTH", "ASPECT_RATIO", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE")
 
 
 class BadSetting(Exception):
@@ -60,30 +53,15 @@ def make_plan(constants: Mapping[str, Any], presets: Mapping[str, Any], seq_len:
         if given.get("LOSS") == "fused":
             raise BadSetting('LOSS = "fused" needs a GPU and triton; take "torch"')
         chosen["LOSS"] = "torch"  # a preset asked for it; the attribute says what ran
-    _check(chosen)
+    if wrong := mistake({**constants, **chosen}):
+        raise BadSetting(wrong)
     chosen["ATTENTION"] = _attention(chosen["ATTENTION"], given.get("ATTENTION"), chosen["HEAD_DIM"], device)
     depth, head_dim, seq_len, total = (chosen[name] for name in ("DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE"))
     width = -(-depth * chosen["ASPECT_RATIO"] // head_dim) * head_dim
-    rows = _device_rows(total // seq_len, total, seq_len, chosen)
+    rows = rows_that_divide(total // seq_len, chosen.get("DEVICE_BATCH_SIZE") or max(1, chosen["DEVICE_TOKENS"] // seq_len))
     origin = "preflight" if measured.keys() - given.keys() else "preset"
     how = (chosen["COMPILE"], chosen["ATTENTION"], chosen["LOSS"], origin)
     return Plan(device, depth, width, width // head_dim, seq_len, total, rows, *how)
-
-
-def _check(chosen: Mapping[str, Any]) -> None:
-    for name, allowed in CHOICES.items():
-        if chosen[name] not in allowed:
-            raise BadSetting(f"{name} is {chosen[name]!r}; it must be one of: {', '.join(allowed)}")
-    for name in COUNTS:
-        value = chosen.get(name, 1)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise BadSetting(f"{name} is {value!r}; it must be a whole number above 0")
-    if chosen["HEAD_DIM"] % 2:
-        raise BadSetting(f"HEAD_DIM {chosen['HEAD_DIM']} is odd; rotary positions turn pairs, so it must be even")
-    total, seq_len = chosen["TOTAL_BATCH_SIZE"], chosen["SEQ_LEN"]
-    if total % seq_len:
-        nearest = max(1, round(total / seq_len)) * seq_len
-        raise BadSetting(f"TOTAL_BATCH_SIZE {total} is not a multiple of the row length {seq_len}; the nearest that is: {nearest}")
 
 
 def _attention(chosen: str, given: str | None, head_dim: int, device: torch.device) -> str:
@@ -93,16 +71,6 @@ def _attention(chosen: str, given: str | None, head_dim: int, device: torch.devi
     if chosen != given:
         return "default"
     raise BadSetting(f"ATTENTION is {chosen!r}, but {why}; these work here: {', '.join(usable(head_dim, device))}")
-
-
-def _device_rows(rows_a_step: int, total: int, seq_len: int, chosen: Mapping[str, Any]) -> int:
-    """Rows per pass: those asked for, else as many as the preset of tokens allows and as divide a step."""
-    asked = chosen.get("DEVICE_BATCH_SIZE") or max(1, chosen["DEVICE_TOKENS"] // seq_len)
-    rows = max(count for count in range(1, min(asked, rows_a_step) + 1) if rows_a_step % count == 0)
-    if chosen.get("DEVICE_BATCH_SIZE") not in (None, rows):
-        steps = f"TOTAL_BATCH_SIZE {total} is {rows_a_step} rows of {seq_len}"
-        raise BadSetting(f"{steps}, which DEVICE_BATCH_SIZE {asked} does not divide; take {rows}, or None")
-    return rows
 
 
 NOT_SETTINGS = frozenset({"EVALUATOR", "TIME_BUDGET", "UNCOUNTED_STEPS", "POLAR_EXPRESS"})

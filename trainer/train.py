@@ -152,6 +152,7 @@ class GPT(nn.Module):
     """Weights are float32; activations are bfloat16 on a GPU and float32 on a CPU."""
 
     ROTARY_BASE = 10000.0
+    EVAL_ROW_MOST = 2048  # the evaluation may use longer rows than training
 
     def __init__(self, config: GPTConfig, backend: str = "default", dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -166,9 +167,8 @@ class GPT(nn.Module):
         self.residual = nn.Parameter(torch.ones(config.n_layer))  # weight of the stream before each block
         self.skip = nn.Parameter(torch.full((config.n_layer,), 0.1))  # weight of the embedding, added before each block
         half = config.n_embd // config.n_head // 2
-        angles = torch.outer(
-            torch.arange(8 * config.sequence_len), self.ROTARY_BASE ** (-torch.arange(half) / half)
-        )  # the evaluation may use longer rows
+        positions = torch.arange(max(config.sequence_len, self.EVAL_ROW_MOST))
+        angles = torch.outer(positions, self.ROTARY_BASE ** (-torch.arange(half) / half))
         self.register_buffer("cos", angles.cos().to(dtype)[None, :, None, :], persistent=False)
         self.register_buffer("sin", angles.sin().to(dtype)[None, :, None, :], persistent=False)
 

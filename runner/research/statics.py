@@ -1,6 +1,6 @@
-"""What can be told of a script before a slot is spent on it: batches that cannot divide, and widths that round to one model.
+"""What can be told of a script before a slot is spent on it: constants that cannot be, batches that cannot divide, equal models.
 
-Only what the text itself shows is used: the assert must be there, and so must the rounding. Nothing is run.
+Only what the text itself shows is used: the check, the assert and the rounding must be there. Nothing of the script is run.
 """
 
 from __future__ import annotations
@@ -10,18 +10,49 @@ import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from runner import sources
 from runner.errors import RequestError
 from runner.policy import TrainerPolicy
 from runner.script import Script
+from trainer import allowed
 
 BATCH, ROWS, LENGTH = "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE", "MAX_SEQ_LEN"
 # ((x + HEAD_DIM - 1) // HEAD_DIM) * HEAD_DIM, as upstream rounds; ceil(x / HEAD_DIM) * HEAD_DIM; -(-x // HEAD_DIM) * HEAD_DIM
 _ROUNDING = re.compile(
     r"\+ HEAD_DIM - 1\) // HEAD_DIM\)? \* HEAD_DIM|ceil\([^()]*/ HEAD_DIM\) \* HEAD_DIM|-\(-[^()]*// HEAD_DIM\) \* HEAD_DIM"
 )
+
+
+def mistake(script: Script, trainer: TrainerPolicy) -> str | None:
+    """Why a run of the script must end at its start, in a sentence with what would do; None where it need not."""
+    return constant_mistake(script, trainer) or batch_mistake(script, trainer)
+
+
+def constant_mistake(script: Script, trainer: TrainerPolicy) -> str | None:
+    """What our own trainer would refuse of the script's constants, in its words; None for any other, which knows its own rules."""
+    if not _evidence(script.root).makes_plan or not _same_rules(trainer.folder / Path(allowed.__file__).name):
+        return None
+    wrong = allowed.mistake(script.constants)
+    return f"{wrong}." if wrong else None
+
+
+def _same_rules(path: Path) -> bool:
+    """Whether a trainer's file of rules is the one that stands in this program."""
+    try:
+        return path.read_bytes() == Path(allowed.__file__).read_bytes()
+    except OSError:
+        return False
+
+
+def _makes_plan(node: ast.AST) -> bool:
+    """`make_plan(globals(), …)`"""
+    return _calls(node, "make_plan") and bool(node.args) and _calls(node.args[0], "globals")
+
+
+def _calls(node: ast.AST, name: str) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 
 def batch_mistake(script: Script, trainer: TrainerPolicy) -> str | None:
@@ -73,8 +104,9 @@ def _constants(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Evidence:
-    """What the text of a script shows, whatever its constants: the assert on its batches, and the rounding of its only width."""
+    """What the text of a script shows, whatever its constants: a check of them, an assert on its batches, the rounding of its width."""
 
+    makes_plan: bool
     divides_batch: bool
     rounds_width: bool
 
@@ -85,6 +117,7 @@ def _evidence(text: str) -> _Evidence:
     nodes = list(ast.walk(tree))
     uses = sum(isinstance(n, ast.Name) and n.id == "ASPECT_RATIO" and isinstance(n.ctx, ast.Load) for n in nodes)
     return _Evidence(
+        makes_plan=any(_makes_plan(node) for node in nodes),
         divides_batch=any(isinstance(node, ast.Assert) and _divides_batch(node.test) for node in nodes),
         rounds_width=uses == 1 and _ROUNDING.search(ast.unparse(tree)) is not None,
     )

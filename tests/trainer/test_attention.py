@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs the `trainer` extra (torch)")
 from .conftest import TRAINER  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
-HERE = ("attention", "attention_kernels", "device", "train", "settings", "prepare", "corpora", "report", "state", "peaks", "feed", "ending")
+HERE = [path.stem for path in TRAINER.glob("*.py")]
 CPU = torch.device("cpu")
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else CPU
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
@@ -80,6 +80,10 @@ def fake_package(module: str, monkeypatch: pytest.MonkeyPatch, attention: Module
     found = ModuleType(module)
     found.flash_attn_func = flash_attn_func
     monkeypatch.setitem(sys.modules, module, found)
+
+
+def test_every_name_is_known(attention: ModuleType) -> None:
+    assert set(attention.NAMES) == {"default", *attention.SDPA_BACKENDS, "flex", *attention.PACKAGES}
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -22,7 +22,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     import device
 
     yield device
-    for name in ("device", "settings", "attention", "attention_kernels"):
+    for name in [path.stem for path in TRAINER.glob("*.py")]:
         sys.modules.pop(name, None)
 
 

@@ -60,6 +60,14 @@ def test_constants_change_the_run(folder: Folder, change: dict[str, str]) -> Non
         assert folder.events("step")[0]["lrm"] == 0.0
 
 
+def test_rows_much_shorter_than_those_of_the_evaluation(folder: Folder) -> None:
+    folder.constants(**{**SMALL, "SEQ_LEN": "16"})
+    folder.constants("prepare.py", TIME_BUDGET="0.2")
+    done = folder.run("train.py")
+    assert done.returncode == 0, done.stderr
+    assert folder.events("summary")[0]["val_bpb"] > 0
+
+
 def test_the_device_batch_follows_a_smaller_total(folder: Folder) -> None:
     folder.constants(**{**SMALL, "TOTAL_BATCH_SIZE": "96"})
     folder.constants("prepare.py", TIME_BUDGET="0.2")
@@ -76,6 +84,8 @@ def test_the_device_batch_follows_a_smaller_total(folder: Folder) -> None:
         ({"DEPTH": "2.5"}, "whole number above 0"),
         ({"LOSS": '"fused"'}, "needs a GPU"),
         ({"ATTENTION": '"flex"'}, "ATTENTION is 'flex', but it needs a GPU; these work here: default, flash, math"),
+        ({"SOFTCAP": "0"}, "SOFTCAP is 0; it must be a number above 0"),
+        ({"OPTIMIZER": "None"}, "OPTIMIZER is None; it must be one of: muon, adamw"),
         ({"ATTENTION": '"sdpa"'}, "ATTENTION is 'sdpa'; it must be one of: default, cudnn, flash, efficient, math, flex, fa4, fa3, fa2"),
         ({"HEAD_DIM": "15"}, "must be even"),
         ({"TOTAL_BATCH_SIZE": "2**20", "DEVICE_BATCH_SIZE": "2**15"}, "lower TOTAL_BATCH_SIZE"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from runner.research import statics
 from runner.script import read_script
 from runner.sources import constants
 from tests.runner.labs import make_lab
+from trainer import allowed
 
 UPSTREAM = """ASPECT_RATIO = 64       # model_dim = depth * ASPECT_RATIO
 HEAD_DIM = 128
@@ -105,6 +108,58 @@ def test_a_script_without_the_assert_is_left_to_run(lab: Lab) -> None:
     assert batch_mistake(UPSTREAM.replace("2**19", "1000").replace("assert ", "print(").replace("== 0\n", "== 0)\n"), trainer) is None
     (trainer.folder / "prepare.py").unlink()
     assert batch_mistake(UPSTREAM.replace("2**19", "1000"), trainer) is None
+
+
+OURS = Path(allowed.__file__).parent
+
+
+@pytest.fixture
+def our_lab(tmp_path: Path) -> Any:
+    """A lab whose trainer is our own."""
+    opened = make_lab(tmp_path, script=(OURS / "train.py").read_text())
+    shutil.copy(OURS / "allowed.py", opened.policy().trainer.folder)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ({"DEPTH": "abc"}, "DEPTH is 'abc'; it must be a whole number above 0"),
+        ({"DEPTH": 2.5}, "DEPTH is 2.5; it must be a whole number above 0"),
+        ({"DEPTH": -1}, "DEPTH is -1; it must be a whole number above 0"),
+        ({"TOTAL_BATCH_SIZE": 10**80}, "TOTAL_BATCH_SIZE is too large; it must be below"),
+        ({"ATTENTION": "sdpa"}, "ATTENTION is 'sdpa'; it must be one of: default, cudnn, flash, efficient, math, flex"),
+        ({"COMPILE": True}, "COMPILE is True; it must be one of: none"),
+        ({"OPTIMIZER": "sgd"}, "OPTIMIZER is 'sgd'; it must be one of: muon, adamw"),
+        ({"HEAD_DIM": 15}, "HEAD_DIM 15 is odd"),
+        ({"SOFTCAP": 0.0}, "SOFTCAP is 0.0; it must be a number above 0"),
+        ({"TOTAL_BATCH_SIZE": 1000, "SEQ_LEN": 256}, "TOTAL_BATCH_SIZE 1000 is not a multiple of the row length 256; the nearest"),
+        ({"TOTAL_BATCH_SIZE": 2048, "SEQ_LEN": 256, "DEVICE_BATCH_SIZE": 3}, "TOTAL_BATCH_SIZE 2048 is 8 rows of 256, which DEVICE"),
+    ],
+)
+def test_what_our_trainer_would_refuse_is_not_queued(our_lab: Lab, overrides: dict[str, Any], says: str) -> None:
+    with pytest.raises(BadValue, match=re.escape(f"train.py: {says}")) as caught:
+        verbs.submit(our_lab, Submission(overrides=overrides), who="cli")
+    assert ". Nothing was queued" in str(caught.value) and our_lab.store.count_runs() == 0
+
+
+def test_what_a_device_decides_is_left_to_the_run(our_lab: Lab) -> None:
+    for overrides in ({}, {"ATTENTION": "flex"}, {"TOTAL_BATCH_SIZE": 1000}, {"DEVICE_BATCH_SIZE": 7}, {"SEQ_LEN": 96, "DEPTH": 3}):
+        assert verbs.submit(our_lab, Submission(overrides=overrides), who="cli").run_ids
+
+
+def test_another_trainers_rules_are_its_own(our_lab: Lab) -> None:
+    trainer = our_lab.policy().trainer
+    script = read_script((OURS / "train.py").read_text(), "train.py").override({"DEPTH": "abc"})
+    assert statics.mistake(script, trainer)
+    own = read_script(script.text.replace("make_plan(globals(), ", "make_plan({}, "), "train.py")  # it does not ask for a check
+    assert statics.mistake(own, trainer) is None
+    with (trainer.folder / "allowed.py").open("a") as rules:
+        rules.write('CHOICES["OPTIMIZER"] += ("sgd",)\n')
+    assert statics.mistake(script, trainer) is None
+    (trainer.folder / "allowed.py").unlink()
+    assert statics.mistake(script, trainer) is None
 
 
 def test_upstreams_repeats_differ_in_their_seed_and_a_seed_is_no_experiment(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""What the constants of train.py may be, as far as it can be told without a device, data or torch. Fixed: an experiment does not edit it.
+
+A run asks before it builds anything, and the control room before it queues a run: one owner, one sentence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+CHOICES = {
+    "OPTIMIZER": ("muon", "adamw"),
+    "COMPILE": ("none", "optimizer", "model", "both"),
+    "ATTENTION": ("default", "cudnn", "flash", "efficient", "math", "flex", "fa4", "fa3", "fa2"),  # see attention.py
+    "LOSS": ("torch", "fused"),
+}
+COUNTS = ("DEPTH", "ASPECT_RATIO", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE")
+MOST = 2**32  # of a count: tokens per step of the largest models are a hundredth of it
+ABOVE_0 = ("SOFTCAP",)
+# None leaves these to the device or the data
+OPEN = frozenset({"DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE", "COMPILE", "ATTENTION", "LOSS"})
+
+
+def mistake(constants: Mapping[str, Any]) -> str | None:
+    """What is wrong with `constants` and what would be right; None if nothing is. What is missing, or open and None, is not judged."""
+    known = {name: value for name, value in constants.items() if not (value is None and name in OPEN)}
+    return _kinds(known) or _sizes(known)
+
+
+def _kinds(known: Mapping[str, Any]) -> str | None:
+    """The constants one by one."""
+    for name, choices in CHOICES.items():
+        if name in known and known[name] not in choices:
+            return f"{name} is {known[name]!r:.80}; it must be one of: {', '.join(choices)}"
+    for name in COUNTS:
+        value = known.get(name, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            return f"{name} is {value!r:.80}; it must be a whole number above 0"
+        if value >= MOST:
+            return f"{name} is too large; it must be below {MOST:,}"
+    for name in ABOVE_0:
+        value = known.get(name, 1)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+            return f"{name} is {value!r:.80}; it must be a number above 0"
+    return None
+
+
+def _sizes(known: Mapping[str, Any]) -> str | None:
+    """The constants against each other, as far as they are known."""
+    head_dim, seq_len, total, rows = (known.get(name) for name in ("HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE"))
+    if head_dim and head_dim % 2:
+        return f"HEAD_DIM {head_dim} is odd; rotary positions turn pairs, so it must be even"
+    if not total or not seq_len:
+        return None
+    if total % seq_len:
+        nearest = max(1, round(total / seq_len)) * seq_len
+        return f"TOTAL_BATCH_SIZE {total} is not a multiple of the row length {seq_len}; the nearest that is: {nearest}"
+    a_step = total // seq_len
+    if rows and (fits := rows_that_divide(a_step, rows)) != rows:
+        steps = f"TOTAL_BATCH_SIZE {total} is {a_step} rows of {seq_len}"
+        return f"{steps}, which DEVICE_BATCH_SIZE {rows} does not divide; take {fits}, or None"
+    return None
+
+
+def rows_that_divide(a_step: int, most: int) -> int:
+    """As many rows per pass as divide a step's rows, up to `most`."""
+    small = [n for n in range(1, math.isqrt(a_step) + 1) if a_step % n == 0]
+    return max(n for n in (*small, *(a_step // n for n in small)) if n <= most)
