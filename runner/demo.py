@@ -116,13 +116,16 @@ def demo_folder(name: str) -> Path:
 
 def prepare(stage: Stage) -> bool:
     """Lay out the demo's folder; returns whether an unfinished demo goes on."""
-    if stage.folder.exists():
+    empty = stage.folder.is_dir() and not any(stage.folder.iterdir())
+    if stage.folder.exists() and not empty:
         if not (stage.folder / MARK).is_file():
-            raise OvernightError(f"{stage.folder} is not a demo's folder.", next_step="Move it away; the demo wants to use that name.")
+            raise OvernightError(
+                f"{stage.folder} is not a demo's folder, and not empty.", next_step="Move it away, or give --folder another name."
+            )
         if unfinished(stage):
             return True
         clear(stage)
-    stage.folder.mkdir(parents=True)
+    stage.folder.mkdir(parents=True, exist_ok=True)
     (stage.folder / MARK).write_text("This folder belongs to `overnight demo` and is made anew by it.\n", encoding="utf-8")
     for name, text in stage.plan.files.items():
         path = stage.folder / name

@@ -85,3 +85,5 @@ def missing_files(host: HostPolicy) -> Iterator[Complaint]:
     """Files of this machine that a host needs and that are not there."""
     if host.identity is not None and not Path(host.identity).expanduser().is_file():
         yield "identity", f"is {host.identity!r}, which is no file here", "the path of a private key, or to leave it out for your ssh agent"
+    if host.surface not in (None, "builtin") and not Path(str(host.surface)).is_file():
+        yield "surface", f"is {host.surface!r}, which is no file here", 'a Python file with score() and DEFAULTS, or "builtin"'

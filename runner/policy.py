@@ -336,6 +336,8 @@ class _Reader:
         host = HostPolicy(**self.read(section, table, HostPolicy))
         if host.kind == "local" and host.python and "/" in host.python:  # as people name a venv: beside hosts.toml, or from ~
             host = dataclasses.replace(host, python=os.path.normpath(root / Path(host.python).expanduser()))
+        if host.kind == "fake" and host.surface not in (None, "builtin"):  # beside hosts.toml as well
+            host = dataclasses.replace(host, surface=os.path.normpath(root / Path(str(host.surface)).expanduser()))
         if not NAME_FORM.fullmatch(host.name):
             raise self.fail(section, "name", f"is {host.name!r}", "letters, digits, dot, dash and underscore, at most 63")
         if host.kind in KINDS_NOT_YET:

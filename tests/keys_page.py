@@ -52,7 +52,8 @@ def rows(bindings: list[Binding]) -> list[str]:
     out = []
     for binding in bindings:
         keys = " ".join(f"`{sign(key)}`" for key in binding.key.split(","))
-        out.append(f"| {keys} | {binding.tooltip or binding.description} |")
+        words = binding.tooltip or binding.description
+        out.append("| {} | {} |".format(*(text.replace("|", r"\|") for text in (keys, words))))  # in code as well, a bar ends the cell
     return out
 
 

@@ -28,8 +28,8 @@ from textual.scrollbar import ScrollBar
 from runner import verbs
 from runner.lab import Lab
 
+from .asking import WHO, Asked, Asking
 from .commands import BindingCommands
-from .deeds import WHO
 from .hand import Deed, Hand
 from .help import key_lines
 from .lines import safe
@@ -74,7 +74,7 @@ class ControlRoom(App[None]):
     ENABLE_COMMAND_PALETTE = True
     COMMANDS: ClassVar[set[Any]] = {BindingCommands}
     CSS = """
-    CommandPalette { background: $background 40%; }
+    CommandPalette { background: transparent; }
     CommandPalette SearchIcon { display: none; }
     ControlRoom.-ascii View { border-top: ascii $foreground 22%; }
     ControlRoom.-ascii View:focus { border-top: ascii $accent; }
@@ -123,6 +123,7 @@ class ControlRoom(App[None]):
         self.frozen = False
         self.snapshot = Snapshot(lab=str(path))
         self.hand = Hand(path, self._report)
+        self.asking = Asking(self)
         self.memory = memory or Memory(None)
         self.drafts: dict[str, str] = {}  # by run: a source that was edited and not submitted yet
         self._message: tuple[str, str, float] = ("", "", 0.0)
@@ -179,6 +180,7 @@ class ControlRoom(App[None]):
 
     def on_taken(self, message: Taken) -> None:
         """A newer view of the lab."""
+        self.asking.hear(message.snapshot)
         if self.frozen:
             return
         self.snapshot = message.snapshot
@@ -236,7 +238,9 @@ class ControlRoom(App[None]):
     def on_done(self, message: Done) -> None:
         """Tell, look again, and go on where the page asked to."""
         deed = message.deed
-        if deed.ok:
+        if deed.ok and isinstance(deed.result, Asked):
+            self.asking.follow(deed.result)
+        elif deed.ok:
             self.say(f"✓ {deed.sentence}", "good")
         else:
             self.complain(deed.sentence)
@@ -255,9 +259,11 @@ class ControlRoom(App[None]):
         """Show one of the top pages; the dashboard lies under all."""
         from .screens import make_page  # pages are built when first asked for: the first frame waits for none but the dashboard
 
-        while len(self.screen_stack) > 1:
+        under = self.screen_stack[1:]
+        open_already = bool(under) and isinstance(under[0], Page) and under[0].NAME == name
+        while len(self.screen_stack) > 1 + open_already:
             self.pop_screen()
-        if name != Dashboard.NAME:
+        if name != Dashboard.NAME and not open_already:
             self.push_screen(make_page(name))
 
     def open_run(self, run_id: str) -> None:
@@ -383,7 +389,7 @@ class ControlRoom(App[None]):
                 f"Release {where}?",
                 [f"It is quarantined: {safe(gpu.get('reason'), 200)}", "Runs are started on it again when its memory is free."],
             ),
-            lambda yes: self.do(f"release {where}", lambda lab: verbs.ask(lab, "gpu_release", {"gpu": uuid}, who=WHO)) if yes else None,
+            lambda yes: self.asking.ask(f"release {where}", "gpu_release", {f"release {where}": {"gpu": uuid}}) if yes else None,
         )
 
     def choose_class(self, class_key: str | None, budget_s: float | None) -> None:

@@ -20,8 +20,9 @@ from textual.binding import Binding, BindingType
 from runner import sources, verbs
 from runner.errors import BadValue
 from runner.lab import Lab
-from runner.records import Submission, Submitted
+from runner.records import Run, Submission, Submitted
 
+from .asking import WHO, labelled
 from .lines import safe
 from .widgets.dialogs import Confirm, Field, Form
 from .words import number, plural
@@ -29,7 +30,6 @@ from .words import number, plural
 if TYPE_CHECKING:
     from .app import ControlRoom
 
-WHO = "tui"
 Facts = Mapping[str, Any]
 
 RUN_BINDINGS: list[BindingType] = [
@@ -194,9 +194,12 @@ class RunDeeds:
         )
 
     def action_constants(self) -> None:
-        """A small form: NAME=value pairs over the run's own constants."""
+        """Look up the run's constants, then ask for others: not every row on the screen has them."""
         run_id = self.targets()[0]
-        constants = self.facts_of(run_id).get("constants") or {}
+        self.room.do(f"read the constants of {run_id}", lambda lab: _run_of(lab, run_id).constants, then=lambda c: self._set(run_id, c))
+
+    def _set(self, run_id: str, constants: Mapping[str, Any]) -> None:
+        """A small form: NAME=value pairs over the run's own constants."""
         shown = "  ".join(f"{safe(k, 30)}={safe(v, 20)}" for k, v in list(constants.items())[:40])
         fields = [Field("set", "NAME=value, several with spaces"), Field("hypothesis", "What do you expect, and why?")]
         form = Form(f"Submit {run_id} with other constants", fields, notes=[shown] if shown else [], check=lambda g: _check_pairs(g["set"]))
@@ -265,7 +268,7 @@ class RunDeeds:
     def action_verify(self) -> None:
         """Ask the daemon to recompute the result."""
         ids = self.targets()
-        self.room.do(f"verify {_named(ids)}", lambda lab: [verbs.ask(lab, "verify", {"run": i}, who=WHO) for i in ids])
+        self.room.asking.ask(f"verify {_named(ids)}", "verify", labelled(ids, "verify"))
 
     # what changes nothing
 
@@ -305,11 +308,15 @@ def _joined(done: list[Submitted]) -> Submitted:
     return Submitted([i for d in done for i in d.run_ids], None, list(dict.fromkeys(n for d in done for n in d.notes)))
 
 
-def _source_of(lab: Lab, run_id: str) -> str:
+def _run_of(lab: Lab, run_id: str) -> Run:
     run = lab.store.run(run_id)
     if run is None:
         raise BadValue(f"{run_id} is not in the lab any more.")
-    return lab.source_text(run.source_sha)
+    return run
+
+
+def _source_of(lab: Lab, run_id: str) -> str:
+    return lab.source_text(_run_of(lab, run_id).source_sha)
 
 
 def _whole(what: str, text: str, low: int, high: int) -> None:

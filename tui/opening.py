@@ -17,7 +17,7 @@ from runner.keeper import Keeper
 from runner.lab import Lab, find_lab, make_lab, open_lab
 
 from .gpuwords import eta, mfu_text, sample_of
-from .lines import crop, fit, safe
+from .lines import cells, crop, fit, safe
 from .words import number, short_gpu
 
 
@@ -87,14 +87,14 @@ def print_once(path: Path, *, readonly: bool = False, ascii: bool = False) -> in
             open_lab(path, create=True).close()
         lab = open_lab(path, readonly=True)
         try:
-            lines = once_lines(lab)
+            width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+            lines = once_lines(lab, width)
         finally:
             lab.close()
     except OvernightError as error:
         sys.stderr.write(f"{error}\n")
         return error.exit_code
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
+    if width is not None:
         lines = [crop(line, width) for line in lines]
     if ascii:
         from .plain import ascii_only
@@ -110,30 +110,63 @@ def tries(run: dict[str, Any]) -> str:
     return "; ".join(part for part in (changed, run["hypothesis"]) if part) or "-"
 
 
-def once_lines(lab: Lab) -> list[str]:
-    """What `--once` prints."""
+# The columns of a GPU's row, as wide as the row is printed to a pipe, and how they are set where a terminal is narrower: those with the
+# lowest number leave first, a run's words give way before them; a note that finds no room gets a row.
+COLUMNS = (("place", 14, 9), ("name", 16, 7), ("state", 12, 8), ("run", 7, 9), ("words", 24, 6), ("share", -5, 5), ("eta", -6, 4),
+           ("mfu", -11, 8), ("util", -5, 3), ("power", -5, 2), ("temp", -4, 1))  # fmt: skip
+WORDS_LEAST = 12
+
+
+def gpu_rows(found: list[dict[str, str]], width: int | None) -> list[str]:
+    """GPUs in columns: at their full width without a limit, else as wide as what they hold, with what matters least left out."""
+    sizes = {name: abs(size) for name, size, _ in COLUMNS}
+    narrow = width is not None and width < 2 + sum(sizes.values()) + len(sizes) - 1
+    if width is not None and narrow:
+        sizes = {name: max([cells(row[name]) for row in found], default=0) for name in sizes}
+        sizes = {name: size for name, size in sizes.items() if size}
+        for name in sorted(sizes, key={n: rank for n, _, rank in COLUMNS}.__getitem__):
+            over = 2 + sum(sizes.values()) + len(sizes) - 1 - width
+            if over > 0 and "words" in sizes:
+                sizes["words"] -= min(over, max(0, sizes["words"] - WORDS_LEAST))
+                over = 2 + sum(sizes.values()) + len(sizes) - 1 - width
+            if over > 0:
+                del sizes[name]
+    right = {name for name, size, _ in COLUMNS if size < 0}
+    out = []
+    for row in found:
+        line = "  " + " ".join(fit(row[n], sizes[n], "right" if n in right else "left") for n in sizes)
+        whole = f"{line} {row['note']}".rstrip()
+        out += [line.rstrip(), f"      {row['note']}"] if row["note"] and width is not None and cells(whole) > width else [whole]
+    return out
+
+
+def once_lines(lab: Lab, width: int | None = None) -> list[str]:
+    """What `--once` prints; GPUs are set for a terminal of this width."""
     state = queries.lab_state(lab)
     live = {str(o["id"]): o for o in queries.run_objects(lab, queries.live_runs(lab))}
     out = [f"Overnight  {lab.path}  {time.strftime('%Y-%m-%d %H:%M:%S')}", safe(queries.state_line(state), 1000), "", "GPUs"]
+    gpus: list[dict[str, str]] = []
     for gpu in queries.gpu_objects(lab):
         run = live.get(str(gpu["run"]), {})
         row = {**gpu, "run_object": run}
         sample = sample_of(row)
-        cells = [
-            fit(f"{safe(gpu['host'], 20)}:{gpu['index'] if gpu['index'] is not None else 'cpu'}", 14),
-            fit(short_gpu(gpu["name"]), 16),
-            fit(safe(gpu["state"], 12), 12),
-            fit(safe(gpu["run"]) if gpu["run"] else "", 7),
-            fit(safe(states.run_words(run), 24) if run else "", 24),
-            fit(number(100 * run["share"], 0, "%") if run.get("share") is not None else "-", 5, "right"),
-            fit(eta(run), 6, "right"),
-            fit("MFU " + mfu_text(row), 11, "right"),
-            fit(number(sample.get("util_pct"), 0, "%"), 5, "right"),
-            fit(number(sample.get("power_w"), 0, "W"), 5, "right"),
-            fit(number(sample.get("temp_c"), 0, "C"), 4, "right"),
-            safe(gpu["note"], 200) if gpu["note"] else "",
-        ]
-        out.append("  " + " ".join(cells).rstrip())
+        gpus.append(
+            {
+                "place": f"{safe(gpu['host'], 20)}:{gpu['index'] if gpu['index'] is not None else 'cpu'}",
+                "name": short_gpu(gpu["name"]),
+                "state": safe(gpu["state"], 12),
+                "run": safe(gpu["run"]) if gpu["run"] else "",
+                "words": safe(states.run_words(run), 24) if run else "",
+                "share": number(100 * run["share"], 0, "%") if run.get("share") is not None else "-",
+                "eta": eta(run),
+                "mfu": "MFU " + mfu_text(row),
+                "util": number(sample.get("util_pct"), 0, "%"),
+                "power": number(sample.get("power_w"), 0, "W"),
+                "temp": number(sample.get("temp_c"), 0, "C"),
+                "note": safe(gpu["note"], 200) if gpu["note"] else "",
+            }
+        )
+    out += gpu_rows(gpus, width)
     waiting = queries.run_objects(lab, queries.queue(lab)[:20])
     out += ["", f"Queue ({state.queued}{f', {state.proposed} to approve' if state.proposed else ''})"]
     out += [f"  {fit(safe(r['id']), 7)} {fit(safe(r['gpu_type'] or 'any'), 10)} {safe(tries(r), 90)}" for r in waiting] or ["  empty"]

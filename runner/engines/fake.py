@@ -70,7 +70,7 @@ class FakeEngine:
         self.lab, self.host = lab, host
         self.speed = float(host.speed or 1.0)
         self.crash_share = float(host.crash_share or 0.0)
-        self.surface: Any = _load_surface(host.surface, lab)
+        self.surface: Any = _load_surface(host.surface)
         self.slots = _slots(host)
         self.folder = lab.path / "fake" / host.name
         self.sims: dict[str, _Sim] = {}
@@ -365,15 +365,16 @@ def _slots(host: HostPolicy) -> list[Slot]:
     ]
 
 
-def _load_surface(spec: str | None, lab: Lab) -> ModuleType:
+def _load_surface(spec: str | None) -> ModuleType:
     """The built-in surface, or a Python file with `score` and `DEFAULTS`."""
     if not spec or spec == "builtin":
         return surface
-    path = Path(spec).expanduser()
+    path = Path(spec)
     loaded = importlib.util.spec_from_file_location("overnight_surface", path)
     if loaded is None or loaded.loader is None or not path.is_file():
         raise PolicyError(
-            f"hosts.toml: surface = {spec!r}: no such Python file", next_step='Give "builtin" or a file with score() and DEFAULTS.'
+            f"hosts.toml: surface = {spec!r}: there is no such Python file",
+            next_step='Give "builtin" or a file with score() and DEFAULTS; a path counts from beside hosts.toml.',
         )
     module = importlib.util.module_from_spec(loaded)
     sys.modules[loaded.name] = module

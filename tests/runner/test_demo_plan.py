@@ -8,6 +8,7 @@ import pytest
 
 from runner import demo, sources
 from runner.demo_plan import EDITS, GPU_EDITS, real_plan, simulated_plan
+from runner.errors import OvernightError
 from runner.policy import load_policy
 
 TRAINER = Path(__file__).parents[2] / "trainer"
@@ -42,3 +43,16 @@ def test_a_busy_machine_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert demo.busy_words(2.1, 2) is None and "load 5.0 on 2 cores" in str(demo.busy_words(5.0, 2))
     monkeypatch.setattr(demo, "has_gpu", lambda: True)
     assert demo.busy_words(50.0, 2) is None
+
+
+def test_a_demos_folder_may_be_there_and_empty_but_holds_nothing_of_others(tmp_path: Path) -> None:
+    stage = demo.Stage(tmp_path / "new", simulated_plan())
+    stage.folder.mkdir()
+    assert demo.prepare(stage) is False and (stage.folder / "hosts.toml").is_file()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    (tmp_path / "file").write_text("")
+    for name in ("mine", "file"):
+        with pytest.raises(OvernightError, match=r"is not a demo's folder, and not empty.*another name"):
+            demo.prepare(demo.Stage(tmp_path / name, simulated_plan()))
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"

@@ -238,3 +238,15 @@ def test_a_budget_that_cannot_be_written_refuses_the_submission(tmp_path: Path) 
         verbs.submit(lab, Submission(), who="cli")
     assert lab.store.count_runs() == 0
     lab.close()
+
+
+def test_a_surface_is_looked_for_beside_hosts_toml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+    path = tmp_path / "hosts.toml"
+    path.write_text('[[host]]\nname = "sim"\nkind = "fake"\nsurface = "hills.py"\n')
+    with pytest.raises(PolicyError, match=r"line 4: .*surface is '.*hills.py', which is no file here.*score\(\) and DEFAULTS"):
+        load_policy(path, files=True)
+    (tmp_path / "hills.py").write_text("DEFAULTS = {}\n")
+    assert load_policy(path, files=True).hosts[0].surface == str(tmp_path / "hills.py")
+    path.write_text('[[host]]\nname = "sim"\nkind = "fake"\nsurface = "builtin"\n')
+    assert load_policy(path, files=True).hosts[0].surface == "builtin"

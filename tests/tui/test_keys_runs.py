@@ -9,8 +9,10 @@ import pytest
 from textual.widgets import Input
 
 from runner.lab import Lab
+from runner.records import Request
 from tests.tui import rows
 from tests.tui.driving import confirmed, filled, opened, screen_text, until
+from tui.asking import answer
 from tui.deeds import pairs
 from tui.screens.run import RunPage
 from tui.widgets.dialogs import Confirm, Form
@@ -220,3 +222,73 @@ async def test_the_copied_command_submits_the_run_again(lab: Lab, monkeypatch: p
             await pilot.press("Y")
             await pilot.press("q")
     assert copied == ["overnight requeue r0008", "overnight run --base r0015 --allow-duplicate"]
+
+
+async def test_constants_are_shown_for_a_row_that_does_not_have_them(lab: Lab) -> None:
+    async with opened(lab) as (room, pilot):
+        room.screen.query_one("#board").focus()
+        await pilot.press("C")
+        await until(lambda: isinstance(room.screen, Form))
+        assert "TOTAL_BATCH_SIZE=" in room.screen.notes[0]  # type: ignore[attr-defined]
+        await filled(room, pilot, "DEPTH=10", "deeper")
+        await until(lambda: lab.store.runs(order="seq DESC", limit=1)[0].constants["DEPTH"] == 10)
+        assert lab.store.runs(order="seq DESC", limit=1)[0].parent == "r0005"
+
+
+async def test_a_question_to_the_daemon_is_not_done_before_it_has_answered(lab: Lab) -> None:
+    async with opened(lab) as (room, pilot):
+        room.open_run("r0008")
+        await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+        await pilot.press("V")
+        await until(lambda: "asked the daemon: verify r0008" in screen_text(room))
+        (asked,) = lab.store.requests("asked")
+        error = {"code": "refused", "message": "r0008 cannot be verified: it was simulated.", "next": "Repeat it at other seeds."}
+        lab.store.update_request(asked.id, state="failed", error=error)
+        await pilot.press("escape", "ctrl+r")  # another page than the one it was asked on
+        await until(lambda: "verify r0008: r0008 cannot be verified: it was simulated. Repeat it" in screen_text(room))
+        assert "✓" not in screen_text(room).splitlines()[-1]
+
+        room.open_run("r0008")
+        await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+        await pilot.press("V")
+        await until(lambda: lab.store.requests("asked"))
+        (asked,) = lab.store.requests("asked")
+        result = {
+            "run": "r0008",
+            "by": "r0099",
+            "outcome": "completed",
+            "verdict": "verified",
+            "verified_bpb": 0.9871234,
+            "why": "equal [/x]",
+        }
+        lab.store.update_request(asked.id, state="done", result=result)
+        await pilot.press("z", "ctrl+r")  # a frozen screen hears it, too
+        await until(lambda: room.asking.open == {})
+        assert room.message() == ("r0008 is verified, recomputed 0.987123: equal [/x]", "good")
+
+
+@pytest.mark.parametrize(
+    ("verb", "result", "said"),
+    [
+        (
+            "hosts_check",
+            {"hosts": [{"name": "beta", "error": None, "checks": [{"name": "torch", "ok": True}]}]},
+            ("✓ beta is fit for runs", "good"),
+        ),
+        (
+            "hosts_check",
+            {"hosts": [{"name": "beta", "checks": [{"name": "torch", "ok": False, "text": "not there"}], "next": "Set it up."}]},
+            ("✕ beta: torch: not there Set it up.", "warn"),
+        ),
+        ("host_setup", {"checks": []}, ("✓ set up beta", "good")),
+        ("gpu_release", {"text": "GPU-1 is no longer quarantined."}, ("GPU-1 is no longer quarantined.", "good")),
+        (
+            "verify",
+            {"run": "r1", "outcome": "crashed", "verdict": "claimed", "why": "oom"},
+            ("r1 is not recomputed (crashed): oom", "warn"),
+        ),
+        ("verify", {"run": "r1", "outcome": "completed", "verdict": "refuted", "why": "other"}, ("r1 is refuted: other", "warn")),
+    ],
+)
+def test_what_the_daemon_answered_in_a_sentence(verb: str, result: dict[str, object], said: tuple[str, str]) -> None:
+    assert answer("set up beta", Request(1, verb, {}, "tui", "done", None, result, None, 0.0, 0.0)) == said

@@ -11,6 +11,7 @@ import pytest
 
 from tests.tui import rows, scenes
 from tui import app
+from tui.opening import once_lines
 
 
 def test_the_table_holds_gpus_queue_and_leaderboard(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,3 +79,26 @@ def test_figures_of_a_host_that_is_down_are_not_shown_as_if_they_moved(tmp_path:
     assert "unreachable 5 min 40 s" in out["beta:0"] and "host down since" in out["beta:0"]
     assert not any(word.endswith(("W", "C")) and word[:-1].isdigit() for word in out["beta:0"].split()) and "MFU -" in out["beta:0"]
     assert "MFU 50.7%" in out["alpha:5"] and any(word.endswith("W") for word in out["alpha:5"].split())
+
+
+@pytest.mark.parametrize(("width", "lost"), [(120, ""), (80, "C"), (60, "WC%")])
+def test_a_gpus_row_holds_what_matters_in_a_narrow_terminal(tmp_path: Path, width: int, lost: str) -> None:
+    lab = scenes.host_down(tmp_path)
+    with mock.patch("time.time", lambda: rows.NOW):
+        lines = once_lines(lab, width)
+    found = {line.split()[0]: line for line in lines if line.strip().startswith("alpha:")}
+    assert all(len(line) <= width for line in found.values())
+    busy, free = found["alpha:5"].split(), found["alpha:6"].split()
+    assert {"H100", "busy", "r0020", "training", "MFU", "50.7%"} <= set(busy) and "free" in free
+    for unit in "WC":
+        assert any(w.endswith(unit) and w[:-1].isdigit() for w in free) == (unit not in lost)
+    after = lines[lines.index(found["alpha:3"]) + 1]
+    assert "quarantined" in found["alpha:3"] and "still held by" in after and after.startswith("      "), "a note gets a row"
+
+
+def test_a_pipe_gets_every_column(tmp_path: Path) -> None:
+    with mock.patch("time.time", lambda: rows.NOW):
+        lines = once_lines(scenes.busy(tmp_path))
+    assert (
+        "  alpha:5        H100 80GB        busy         r0020   training                   40%   2:58   MFU 50.7%   99%  645W  65C" in lines
+    )

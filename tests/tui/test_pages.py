@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from textual._compositor import Compositor
 
 from runner.lab import Lab
 from tests.tui.driving import filled, opened, screen_text, until
+from tests.tui.still import snapshot_of
+from tui.screens.dashboard import no_gpu
 from tui.screens.hosts import HostsPage
 from tui.screens.page import Page
 from tui.screens.run import RunPage
@@ -236,3 +239,43 @@ async def test_a_comparison_with_a_run_that_is_not_there_says_so(lab: Lab) -> No
         await pilot.press("B")
         await filled(room, pilot, "R0005")
         await until(lambda: "the sources are the same" in screen_text(room) and "against r0005" in screen_text(room))
+
+
+async def test_the_key_of_the_page_that_is_shown_changes_nothing(lab: Lab) -> None:
+    async with opened(lab) as (room, pilot):
+        await pilot.press("2")
+        page = room.screen
+        await until(lambda: page.query_one("#runs", Table).rows)
+        await pilot.press("j", "2")
+        assert room.screen is page and page.query_one("#runs", Table).cursor_key != page.query_one("#runs", Table).rows[0]["id"]
+        await pilot.press("enter")
+        await until(lambda: isinstance(room.screen, RunPage))
+        await pilot.press("2")
+        await until(lambda: room.screen is page)
+        await pilot.press("3", "1")
+        assert room.screen.NAME == "dashboard" and len(room.screen_stack) == 1  # type: ignore[attr-defined]
+
+
+async def test_the_figures_are_gone_to_where_they_have_a_place(lab: Lab) -> None:
+    async with opened(lab, size=(140, 44)) as (room, pilot):
+        room.open_run("r0005")
+        await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+        page = room.screen
+        await pilot.press("d", "f")
+        assert page.has_class("-diff") and page.focused is page.query_one("#facts")
+    async with opened(lab, size=(80, 24)) as (room, pilot):
+        room.open_run("r0005")
+        await until(lambda: isinstance(room.screen, RunPage) and room.screen.view())
+        await pilot.press("d", "f")
+        assert room.screen.has_class("-facts") and room.screen.focused is room.screen.query_one("#figures")
+
+
+def test_no_gpu_is_told_with_its_reason(lab: Lab) -> None:
+    snapshot = snapshot_of(lab)
+    state = snapshot.state
+    assert state is not None and state.daemon_alive
+    assert no_gpu(snapshot) == "no GPU was found: 4 shows what each host answered"
+    assert no_gpu(replace(snapshot, hosts=())) == "the daemon runs and has no host yet"
+    assert "when it starts" in no_gpu(replace(snapshot, state=replace(state, daemon_alive=False)))
+    for broken in (replace(snapshot, problem="the daemon did not start"), replace(snapshot, state=replace(state, daemon_note="broken"))):
+        assert no_gpu(broken) == "no GPU is known: the alerts above say why"

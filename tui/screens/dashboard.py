@@ -121,7 +121,7 @@ class Dashboard(Page):
         if not snapshot.seen:
             wall.empty = "reading the lab …" if snapshot.problem is None else "the lab cannot be read; the line above says why"
         else:
-            wall.empty = "no GPU is known yet: the daemon looks for them when it starts"
+            wall.empty = no_gpu(snapshot)
         wall.show_snapshot(snapshot)
         queue.show(snapshot.queue)
         self._show_board(board, snapshot)
@@ -208,6 +208,18 @@ class Dashboard(Page):
         table = self.filtered()
         if table is not None:
             self.room.export(table)
+
+
+def no_gpu(snapshot: Snapshot) -> str:
+    """Why there is no GPU, as far as it is known."""
+    state = snapshot.state
+    if snapshot.problem or (state is not None and state.daemon_note):
+        return "no GPU is known: the alerts above say why"
+    if state is None or not state.daemon_alive:
+        return "no GPU is known yet: the daemon looks for them when it starts"
+    if not snapshot.hosts:
+        return "the daemon runs and has no host yet"
+    return "no GPU was found: 4 shows what each host answered"
 
 
 def board_title(board: Mapping[str, Any]) -> tuple[str, str]:

@@ -8,11 +8,9 @@ from typing import Any, ClassVar
 from textual.binding import Binding, BindingType
 from textual.widget import Widget
 
-from runner import verbs
 from runner.lab import Lab
 from runner.records import Host, Json, Request
 
-from ..deeds import WHO
 from ..gpuwords import label, stage_text
 from ..lines import Line, fit, safe, wrap_words
 from ..snapshot import Snapshot
@@ -124,7 +122,7 @@ class HostsPage(Page):
     def action_check(self) -> None:
         """Ask for a check."""
         if host := self._host():
-            self.room.do(f"check {host}", lambda lab: verbs.ask(lab, "hosts_check", {"hosts": [host]}, who=WHO) and None)
+            self.room.asking.ask(f"check {host}", "hosts_check", {f"check {host}": {"hosts": [host]}})
 
     def action_setup(self) -> None:
         """Ask, then have it set up."""
@@ -134,9 +132,7 @@ class HostsPage(Page):
         lines = [f"The daemon installs Python packages into Overnight's own folder on {safe(host, 40)}. Nothing else there is touched."]
         self.room.push_screen(
             Confirm(f"Set up {safe(host, 40)}?", lines),
-            lambda yes: (
-                self.room.do(f"set up {host}", lambda lab: verbs.ask(lab, "host_setup", {"host": host}, who=WHO) and None) if yes else None
-            ),
+            lambda yes: self.room.asking.ask(f"set up {host}", "host_setup", {f"set up {host}": {"host": host}}) if yes else None,
         )
 
     def action_release(self) -> None:

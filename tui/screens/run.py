@@ -30,7 +30,7 @@ class RunPage(Page):
         Binding("l", "below('log')", "log", show=False, tooltip="Show the log below"),
         Binding("d", "below('diff')", "diff", tooltip="Show the source's difference below"),
         Binding("u", "below('audit')", "audit", show=False, tooltip="Show who did what to the run"),
-        Binding("f", "below('facts')", "figures", show=False, tooltip="Show the figures below (on narrow screens they have no column)"),
+        Binding("f", "below('facts')", "figures", show=False, tooltip="To the figures; on narrow screens they are shown below"),
         Binding(
             "left_square_bracket",
             "turn(-1)",
@@ -149,7 +149,10 @@ class RunPage(Page):
     # keys
 
     def action_below(self, name: str) -> None:
-        """Show a pane below."""
+        """Show a pane below; the figures have a place of their own where the screen is wide enough."""
+        if name == "facts" and not self.has_class("-narrow"):
+            self.query_one("#facts").focus()
+            return
         self.lower = name
         if name == "diff" and not self.loader.want_diff:
             self.loader.want_diff = True

@@ -13,7 +13,7 @@ from runner import queries, verbs
 from runner.lab import Lab
 from runner.records import Json
 
-from ..deeds import WHO
+from ..asking import WHO
 from ..snapshot import Failed, Snapshot
 from ..tables import WAVES
 from ..widgets.dialogs import Confirm
