@@ -528,9 +528,12 @@ def run(report: Report) -> None:
 
     losses = Losses(model, plan)
     training = Training(plan, model, losses, data, report)
+    exhausted = False
     try:
         training.run()
     except torch.OutOfMemoryError:
+        exhausted = True  # only behind the handler is the memory of the failed pass free: until then the traceback holds it
+    if exhausted:
         model.zero_grad(set_to_none=True)
         out_of_memory(plan, foreign_gib, lambda rows: one_pass(model, plan, rows), report)
     clock = training.clock
