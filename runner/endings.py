@@ -50,7 +50,7 @@ _NAN_SUMMARY = re.compile(r"^val_bpb\s*:\s+([-+]?(?:nan|inf)\w*)", re.IGNORECASE
 _FAIL = re.compile(r"^[ \t]*(?:step[ \t]+\d.*[ \t])?FAIL[ \t]*$", re.MULTILINE)
 _GLUED = re.compile(r"^\s*(step\s+\d+\b.*\|.*?\bremaining:\s*\d+\s*s)\s*(\S.*)$")
 _SAID = {
-    "diverged": "The loss left the finite numbers", "bad_batch": "The batch sizes do not divide", "no_data": "Its data is not there",
+    "diverged": "The loss left the finite numbers", "bad_setting": "Its constants do not fit", "no_data": "Its data is not there",
     "no_bf16": "This device has no bfloat16", "oom": "The GPU's memory was too small for it", "disk_full": "The disk is full",
 }
 

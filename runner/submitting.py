@@ -141,7 +141,7 @@ def varied(lab: Lab, origin: Origin, overrides: Json) -> Prepared:
     return Prepared(
         script=script,
         sha=script.sha,
-        effective_sha=statics.one_model(script).effective_sha,
+        effective_sha=statics.one_model(script, lab.policy().trainer).effective_sha,
         constants=script.constants,
         overrides=overrides,
         base_run=origin.base_run,
@@ -350,7 +350,7 @@ def trainer_effective_sha(lab: Lab) -> str | None:
     """The effective hash of the trainer's own script, remembered for each text; None when it cannot be read."""
     try:
         trainer = lab.policy().trainer
-        return statics.one_model(read_script(trainer_text(trainer), trainer.source)).effective_sha
+        return statics.one_model(read_script(trainer_text(trainer), trainer.source), trainer).effective_sha
     except (BadValue, Refused):
         return None
 

@@ -17,7 +17,7 @@ CHOICES = {
 }
 COUNTS = ("DEPTH", "ASPECT_RATIO", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE")
 MOST = 2**32  # of a count: tokens per step of the largest models are a hundredth of it
-ABOVE_0 = ("SOFTCAP",)
+ABOVE_0 = ("SOFTCAP", "CHECKPOINT_EVERY_S")
 # None leaves these to the device or the data
 OPEN = frozenset({"DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE", "COMPILE", "ATTENTION", "LOSS"})
 
@@ -43,6 +43,11 @@ def _kinds(known: Mapping[str, Any]) -> str | None:
         value = known.get(name, 1)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
             return f"{name} is {value!r:.80}; it must be a number above 0"
+    seed, betas = known.get("SEED", 0), known.get("ADAM_BETAS", (0, 0))
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        return f"SEED is {seed!r:.80}; it must be a whole number from 0 to 2**63 - 1"
+    if not isinstance(betas, (tuple, list)) or len(betas) != 2 or not all(isinstance(b, (int, float)) and 0 <= b < 1 for b in betas):
+        return f"ADAM_BETAS is {betas!r:.80}; it must be two numbers from 0 up to and without 1"
     return None
 
 
@@ -67,3 +72,13 @@ def rows_that_divide(a_step: int, most: int) -> int:
     """As many rows per pass as divide a step's rows, up to `most`."""
     small = [n for n in range(1, math.isqrt(a_step) + 1) if a_step % n == 0]
     return max(n for n in (*small, *(a_step // n for n in small)) if n <= most)
+
+
+def width_of(depth: int, ratio: int, head_dim: int) -> int:
+    """Width of the model: depth x ratio, rounded up to whole heads."""
+    return -(-depth * ratio // head_dim) * head_dim
+
+
+def least_ratio(depth: int, ratio: int, head_dim: int) -> int:
+    """The smallest ratio that gives the same width: 90 and 96 are one model at 8 layers and heads of 128."""
+    return (width_of(depth, ratio, head_dim) - head_dim) // depth + 1

@@ -57,7 +57,7 @@ def one_sentence(report: Report) -> Iterator[None]:
     except NoBfloat16 as error:
         report.fail("no_bf16", str(error))
     except BadSetting as error:
-        report.fail("bad_batch", str(error))
+        report.fail("bad_setting", str(error))
     except torch.OutOfMemoryError as error:
         report.fail("oom", f"out of GPU memory outside the training steps: {str(error).splitlines()[0]}")
     except Exception as error:

@@ -33,6 +33,7 @@ from corpora import HERE, Corpus, DataError, find_corpus, text_hash
 TIME_BUDGET = 300  # seconds of training; the control room writes each run's budget here
 EVALUATOR = "bytes-1"  # changes whenever the same model would score differently: results are compared only inside one version
 FORMAT = 1  # of the files in the data folder
+META_KEYS = frozenset({"data_id", "vocab_size", "bos", "seq_len", "train_text_tokens", "sizes"})  # of meta.json, read from here on
 
 BOS = "<|bos|>"  # begins every document and every row
 # GPT-4's split of text into words before merging, with numbers in pairs of digits
@@ -92,12 +93,17 @@ class Dataset:
         return np.asarray(self.array("token_bytes"))
 
     def train_rows(self, seq_len: int) -> np.ndarray:
-        """Packed training rows, uint16 [rows, seq_len + 1]; packed once per row length and kept on disk."""
+        """Packed training rows, uint16 [rows, seq_len + 1]; packed once per row length and kept on disk, if it takes them."""
         name = f"rows-{seq_len}"
         if not (self.folder / f"{name}.npy").exists():
-            with _locked(self.folder.parent):
-                if not (self.folder / f"{name}.npy").exists():
-                    _save(self.folder, name, pack_rows(self.array("train"), seq_len, self.bos))
+            rows = None
+            try:
+                with _locked(self.folder.parent):
+                    if not (self.folder / f"{name}.npy").exists():
+                        rows = pack_rows(self.array("train"), seq_len, self.bos)
+                        _save(self.folder, name, rows)
+            except OSError:  # full, or not ours to write: the next run packs again
+                return pack_rows(self.array("train"), seq_len, self.bos) if rows is None else rows
         return self.array(name)
 
     def dropped_share(self, rows: np.ndarray) -> float:
@@ -145,29 +151,43 @@ def load_dataset(where: str | None = None, say: Callable[[str], None] = lambda t
     try:
         root.mkdir(parents=True, exist_ok=True)
         known = root / f"known-{corpus.signature()}"
-        if known.exists() and (dataset := _open(root / known.read_text().strip())):
+        if dataset := _known(known):
             return dataset
         with _locked(root):
-            if known.exists() and (dataset := _open(root / known.read_text().strip())):
+            if dataset := _known(known):
                 return dataset  # another process prepared it while we waited
             folder = _prepare(corpus, root, say)
             _write(known, folder.name.encode())
     except OSError as error:
+        at = Path(str(error.filename or root))
+        if at.is_relative_to(corpus.root) and not at.is_relative_to(root):
+            raise DataError(f"cannot read {error.filename}: {error.strerror}; mend it, or name other text in OVERNIGHT_CORPUS") from error
         raise DataError(
             f"cannot prepare data in {root}: {error.strerror or error}; name a writable folder with room in OVERNIGHT_DATA"
         ) from error
+    except ModuleNotFoundError as error:
+        raise DataError(f"preparing {corpus.root} needs the Python package {error.name}: pip install {error.name}") from error
     dataset = _open(folder)
     assert dataset is not None
     return dataset
+
+
+def _known(note: Path) -> Dataset | None:
+    """The dataset that a note beside it names; None when there is no such note, or nothing of ours behind it."""
+    try:
+        name = note.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return _open(note.parent / name)
 
 
 def _open(folder: Path) -> Dataset | None:
     """The dataset in `folder`; None when there is none of this format. Raised: DataError when its parts do not fit together."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    if meta.get("format") != FORMAT:
+        if meta["format"] != FORMAT or not META_KEYS <= meta.keys():
+            return None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     dataset = Dataset(folder, meta)
     sizes = {name: len(dataset.array(name)) for name in ("train", "validation", "eval", "token_bytes")}

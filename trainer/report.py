@@ -86,7 +86,11 @@ class Report:
     """Writes `events.jsonl` in the working directory, the progress line and the summary."""
 
     def __init__(self, path: str = EVENTS_FILE) -> None:
-        self._file: IO[str] | None = open(path, "a", encoding="utf-8")
+        self._file: IO[str] | None = None
+        try:
+            self._file = open(path, "a", encoding="utf-8")
+        except OSError as error:
+            print(f"{path}: {error.strerror}; training goes on without events", file=sys.stderr, flush=True)
         self._next_step_at = 0.0
         self._progress_open = False  # a `\r` line has been started and not ended
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from allowed import CHOICES, mistake, rows_that_divide
+from allowed import CHOICES, mistake, rows_that_divide, width_of
 from attention import usable, why_not
 from device import facts, preflight_choices
 from prepare import EVALUATOR, TIME_BUDGET, Dataset
@@ -57,7 +57,7 @@ def make_plan(constants: Mapping[str, Any], presets: Mapping[str, Any], seq_len:
         raise BadSetting(wrong)
     chosen["ATTENTION"] = _attention(chosen["ATTENTION"], given.get("ATTENTION"), chosen["HEAD_DIM"], device)
     depth, head_dim, seq_len, total = (chosen[name] for name in ("DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE"))
-    width = -(-depth * chosen["ASPECT_RATIO"] // head_dim) * head_dim
+    width = width_of(depth, chosen["ASPECT_RATIO"], head_dim)
     rows = rows_that_divide(total // seq_len, chosen.get("DEVICE_BATCH_SIZE") or max(1, chosen["DEVICE_TOKENS"] // seq_len))
     origin = "preflight" if measured.keys() - given.keys() else "preset"
     how = (chosen["COMPILE"], chosen["ATTENTION"], chosen["LOSS"], origin)

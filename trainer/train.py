@@ -1,6 +1,6 @@
 """Trains one small GPT for a fixed time on one device and measures bits per byte on text it has not seen. The one file an experiment edits.
 
-    python train.py        in a folder with prepare.py, corpora.py, report.py and peaks.py; the budget is TIME_BUDGET in prepare.py
+    python train.py        in a folder with the trainer's other files; the budget is TIME_BUDGET in prepare.py
 
 Everything worth changing is a constant below; None means the preset of the device (PRESETS) or of the data. One GPU per run, or the CPU.
 """

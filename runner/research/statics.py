@@ -32,16 +32,17 @@ def mistake(script: Script, trainer: TrainerPolicy) -> str | None:
 
 def constant_mistake(script: Script, trainer: TrainerPolicy) -> str | None:
     """What our own trainer would refuse of the script's constants, in its words; None for any other, which knows its own rules."""
-    if not _evidence(script.root).makes_plan or not _same_rules(trainer.folder / Path(allowed.__file__).name):
+    if not _ours(script, trainer):
         return None
     wrong = allowed.mistake(script.constants)
     return f"{wrong}." if wrong else None
 
 
-def _same_rules(path: Path) -> bool:
-    """Whether a trainer's file of rules is the one that stands in this program."""
+def _ours(script: Script, trainer: TrainerPolicy) -> bool:
+    """Whether the script asks our trainer to check its constants, by the very rules that stand in this program."""
+    rules = Path(allowed.__file__)
     try:
-        return path.read_bytes() == Path(allowed.__file__).read_bytes()
+        return _evidence(script.root).makes_plan and (trainer.folder / rules.name).read_bytes() == rules.read_bytes()
     except OSError:
         return False
 
@@ -109,6 +110,7 @@ class _Evidence:
     makes_plan: bool
     divides_batch: bool
     rounds_width: bool
+    ratio_uses: int  # of ASPECT_RATIO by the script itself
 
 
 @functools.lru_cache(maxsize=16)
@@ -120,20 +122,25 @@ def _evidence(text: str) -> _Evidence:
         makes_plan=any(_makes_plan(node) for node in nodes),
         divides_batch=any(isinstance(node, ast.Assert) and _divides_batch(node.test) for node in nodes),
         rounds_width=uses == 1 and _ROUNDING.search(ast.unparse(tree)) is not None,
+        ratio_uses=uses,
     )
 
 
-def one_model(script: Script) -> Script:
+def one_model(script: Script, trainer: TrainerPolicy) -> Script:
     """The script with ASPECT_RATIO at the least value that rounds to the same width; unchanged where it does not show the rounding.
 
-    Upstream's 90 and 96 are both width 768 at DEPTH 8 and HEAD_DIM 128: equal scripts after this are one experiment.
+    Upstream's 90 and 96 are both width 768 at DEPTH 8 and HEAD_DIM 128: equal scripts after this are one experiment. What our own trainer
+    leaves to the presets of a device must round to the same on all of them.
     """
-    constants = script.constants
-    ratio, depth, head = (constants.get(name) for name in ("ASPECT_RATIO", "DEPTH", "HEAD_DIM"))
-    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in (ratio, depth, head)):
+    known = script.constants
+    if _evidence(script.root).rounds_width:
+        sizes = [known]
+    elif _ours(script, trainer) and not _evidence(script.root).ratio_uses and isinstance(known.get("PRESETS"), dict):
+        given = {name: value for name, value in known.items() if value is not None}
+        sizes = [{**preset, **given} for preset in known["PRESETS"].values() if isinstance(preset, dict)]
+    else:
         return script
-    if not _evidence(script.root).rounds_width:
+    parts: list[tuple[Any, ...]] = [tuple(size.get(name) for name in ("DEPTH", "ASPECT_RATIO", "HEAD_DIM")) for size in sizes]
+    if not parts or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for part in parts for n in part):
         return script
-    ratio, depth, head = int(ratio or 1), int(depth or 1), int(head or 1)
-    width = -(-depth * ratio // head) * head
-    return script.override({"ASPECT_RATIO": (width - head) // depth + 1})
+    return script.override({"ASPECT_RATIO": max(allowed.least_ratio(*part) for part in parts)})

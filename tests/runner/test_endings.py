@@ -120,7 +120,7 @@ def test_signals() -> None:
 
 
 def test_what_the_trainer_says_itself_counts() -> None:
-    assert outcome(ended(1), "", error=("bad_batch", "1000 is no multiple of 2048")) == ("crashed", "bad_batch")
+    assert outcome(ended(1), "", error=("bad_setting", "1000 is no multiple of 2048")) == ("crashed", "bad_setting")
     assert outcome(ended(1), "", error=("diverged", "loss is nan")) == ("diverged", "diverged")
 
 

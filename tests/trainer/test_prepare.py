@@ -157,6 +157,7 @@ def test_damaged_data_is_one_sentence(folder: Folder, tmp_path: Path, damage, sa
         (lambda p: (p.mkdir(), (p / "a.md").write_text("alone")), "at least 12"),
         (lambda p: (p.mkdir(), (p / "a.md").write_bytes(b"\xff"), (p / "b.md").write_bytes(b"")), "(left out: 1 empty, 1 not UTF-8)"),
         (lambda p: p.write_text("a file"), "neither a folder nor"),
+        (lambda p: (p.mkdir(), (p / "one.txt.xz").mkdir()), "one.txt.xz: Is a directory; mend it, or name other text in OVERNIGHT_CORPUS"),
     ],
 )
 def test_no_usable_text_is_one_sentence(folder: Folder, tmp_path: Path, make, says: str) -> None:
@@ -168,3 +169,35 @@ def test_no_usable_text_is_one_sentence(folder: Folder, tmp_path: Path, make, sa
 def test_an_unwritable_data_folder_is_one_sentence(folder: Folder) -> None:
     broken = folder.run("prepare.py", OVERNIGHT_DATA="/proc/nowhere")
     assert broken.returncode == 1 and "OVERNIGHT_DATA" in broken.stderr and broken.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("text", [b"[]", b"{}", b'{"format": 1}', b"{", b"\xff"])
+def test_data_without_its_description_is_prepared_anew(folder: Folder, tmp_path: Path, text: bytes) -> None:
+    folder.data = tmp_path / "data"
+    assert folder.run("prepare.py").returncode == 0
+    for damaged in (next(folder.data.glob("small-*")) / "meta.json", next(folder.data.glob("known-*"))):
+        damaged.write_bytes(text)
+        again = folder.run("prepare.py")
+        assert again.returncode == 0 and "learning" in again.stdout, again.stderr
+
+
+def test_a_package_that_is_missing_is_one_sentence(folder: Folder, tmp_path: Path) -> None:
+    folder.data = tmp_path / "data"
+    (folder.path / "rustbpe.py").write_text("raise ModuleNotFoundError('No module named rustbpe', name='rustbpe')\n")
+    broken = folder.run("prepare.py")
+    assert broken.returncode == 1 and "pip install rustbpe" in broken.stderr and broken.stderr.count("\n") == 1
+
+
+def test_rows_that_cannot_be_kept_serve_the_run(prepare, folder: Folder, small_corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERNIGHT_DATA", str(folder.data))
+    data = prepare.load_dataset(str(small_corpus))
+    kept = np.array(data.train_rows(48))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(prepare, "_save", full)
+    (data.folder / "rows-48.npy").unlink()
+    assert np.array_equal(data.train_rows(48), kept)
+    monkeypatch.setattr(prepare, "_locked", full)
+    assert np.array_equal(data.train_rows(48), kept)

@@ -111,3 +111,11 @@ def test_the_clock_counts_after_the_warm_up_only() -> None:
     assert clock.trained_s == 0 and not clock.done and clock.share == 0
     clock.step_done()
     assert clock.trained_s > 0 and clock.done and clock.share == 1 and clock.remaining_s == 0
+
+
+def test_events_that_cannot_be_written_do_not_cost_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = Report(str(tmp_path / "nowhere" / "events.jsonl"))
+    assert "training goes on without events" in capsys.readouterr().err
+    report.note("still here")
+    report.close()
+    assert capsys.readouterr().out == "still here\n"

@@ -95,7 +95,7 @@ def test_constants_that_do_not_fit_are_one_sentence(folder: Folder, change: dict
     folder.constants(**{**SMALL, **change})
     broken = folder.run("train.py")
     assert broken.returncode == 1 and says in broken.stderr and broken.stderr.count("\n") == 1
-    assert folder.events()[-1]["event"] == "error" and folder.events()[-1]["cause"] == "bad_batch"
+    assert folder.events()[-1]["event"] == "error" and folder.events()[-1]["cause"] == "bad_setting"
 
 
 def test_a_learning_rate_that_diverges_ends_the_run_at_once(folder: Folder) -> None:

@@ -48,7 +48,7 @@ def lab(tmp_path: Path) -> Any:
 
 
 def one_model(text: str) -> str:
-    return statics.one_model(read_script(text, "train.py")).text
+    return statics.one_model(read_script(text, "train.py"), TrainerPolicy(folder=Path("nowhere"))).text
 
 
 def batch_mistake(text: str, trainer: TrainerPolicy) -> str | None:
@@ -133,6 +133,9 @@ def our_lab(tmp_path: Path) -> Any:
         ({"COMPILE": True}, "COMPILE is True; it must be one of: none"),
         ({"OPTIMIZER": "sgd"}, "OPTIMIZER is 'sgd'; it must be one of: muon, adamw"),
         ({"HEAD_DIM": 15}, "HEAD_DIM 15 is odd"),
+        ({"SEED": -1}, "SEED is -1; it must be a whole number from 0"),
+        ({"ADAM_BETAS": (1.0, 0.95)}, "ADAM_BETAS is (1.0, 0.95); it must be two numbers from 0 up to and without 1"),
+        ({"CHECKPOINT_EVERY_S": 0}, "CHECKPOINT_EVERY_S is 0; it must be a number above 0"),
         ({"SOFTCAP": 0.0}, "SOFTCAP is 0.0; it must be a number above 0"),
         ({"TOTAL_BATCH_SIZE": 1000, "SEQ_LEN": 256}, "TOTAL_BATCH_SIZE 1000 is not a multiple of the row length 256; the nearest"),
         ({"TOTAL_BATCH_SIZE": 2048, "SEQ_LEN": 256, "DEVICE_BATCH_SIZE": 3}, "TOTAL_BATCH_SIZE 2048 is 8 rows of 256, which DEVICE"),
@@ -147,6 +150,23 @@ def test_what_our_trainer_would_refuse_is_not_queued(our_lab: Lab, overrides: di
 def test_what_a_device_decides_is_left_to_the_run(our_lab: Lab) -> None:
     for overrides in ({}, {"ATTENTION": "flex"}, {"TOTAL_BATCH_SIZE": 1000}, {"DEVICE_BATCH_SIZE": 7}, {"SEQ_LEN": 96, "DEPTH": 3}):
         assert verbs.submit(our_lab, Submission(overrides=overrides), who="cli").run_ids
+
+
+def test_our_six_widths_are_four_models_on_every_device(our_lab: Lab) -> None:
+    sent = verbs.submit_wave(our_lab, WaveRequest(factors={"ASPECT_RATIO": [48, 64, 72, 80, 90, 96]}), who="cli")
+    assert len(sent.run_ids) == 4 and sum("in effect the same" in note for note in sent.notes) == 2
+    # at 3 layers heads of 32 (a CPU's preset) tell 65 from 64, heads of 128 do not
+    sent = verbs.submit_wave(our_lab, WaveRequest(factors={"ASPECT_RATIO": [63, 64, 65], "DEPTH": [3]}), who="cli")
+    assert len(sent.run_ids) == 2
+
+
+def test_a_ratio_that_matters_elsewhere_is_not_rounded(our_lab: Lab) -> None:
+    text = (OURS / "train.py").read_text()
+    trainer = our_lab.policy().trainer
+    rounded = statics.one_model(read_script(text, "train.py"), trainer)
+    assert rounded.constants["ASPECT_RATIO"] == 49
+    for other in (f"{text}print(ASPECT_RATIO)\n", f"{text}PRESETS.clear()\n".replace("PRESETS = {", "PRESETS = dict() or {", 1)):
+        assert statics.one_model(read_script(other, "train.py"), trainer).text == other
 
 
 def test_another_trainers_rules_are_its_own(our_lab: Lab) -> None:
