@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "preflight.py"
 FIRST, LAST = 1e6, -1e5  # priorities: before everything, or when nothing else waits
-QUICK_LIMIT_S, FULL_LIMIT_S = 300, 900
+QUICK_LIMIT_S, FULL_LIMIT_S = 300, 1800  # a whole one compiles the model about fifteen times, and keeps nothing when it is cut off
 FLAG = "preflight_failed"
 TAKEN = "it is about to be measured"
 Json = dict[str, Any]

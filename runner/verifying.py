@@ -59,7 +59,10 @@ def queue_check(lab: Lab, run: Run, request: Request) -> str:
         )
     why_not = _cannot(lab, run)
     if why_not:
-        store.update_run(run.id, trust=Trust.UNVERIFIABLE, trust_why=why_not)
+        doubt = run.trust_why
+        if board.is_held(doubt) and not (trust.impossible(run) or trust.overtime(lab, run)):
+            doubt = str(doubt).removeprefix(board.HELD)  # it waited for a verification that cannot come
+        store.update_run(run.id, trust=Trust.UNVERIFIABLE, trust_why=doubt)  # to have asked is no doubt, and settles none
         raise Refused(f"{run.id} cannot be verified: {why_not}.", next_step="Repeat it at other seeds to learn how far it can be believed.")
     with store.transaction():
         check = store.insert_run(

@@ -19,7 +19,7 @@ from runner.errors import Duplicate, OvernightError
 from runner.health import Finding, LabView, View
 from runner.lab import Lab
 from runner.mfu import mfu_percent
-from runner.records import Gpu, GpuState, Outcome, Point, Purpose, Run, Severity
+from runner.records import Gpu, GpuState, Outcome, Point, Purpose, Run, Severity, Trust
 from runner.research import classes, lineage, promotion, pruning, statics, trust, waves
 from runner.research.noise import gain, pooled
 from runner.scheduler import matches_type
@@ -353,6 +353,11 @@ class Watch:
             kind = "held" if board.is_held(run.trust_why) else "doubtful"
             self.lab.store.raise_flag(run.id, kind, Severity.WARN, run.trust_why)
         self._verify(run)
+        claim = self.lab.store.run(run.base_run or "") if run.purpose == Purpose.VERIFY else None
+        if claim is not None and claim.trust == Trust.REFUTED:  # what stood behind it is the best now, and nobody has looked at that
+            groups, _ = board.collect(self.lab, claim.class_key, claim.budget_s)
+            if groups and (best := self.lab.store.run(groups[0].ids[0])) is not None:
+                self._verify(best)
 
     def _verify(self, run: Run) -> None:
         why = trust.wants_verification(self.lab, run)

@@ -34,6 +34,7 @@ MATRIX_SIZES = (4096, 8192)
 MIN_GAIN = 1.03  # another backend or batch must be this much faster than the plain one to be chosen
 LEAST_GAIN = 1.01  # of a doubled batch: two in a row below it, or one that is slower, and larger ones are not tried
 MODE_TOKENS, MOST_TOKENS = 2**15, 2**18  # of one pass: what compile modes are compared at, and the largest that is tried
+NEAR_MODE = 0.9  # a compile mode of this share of the best is tried with the attention that is chosen, too
 SLOW_MODE = 0.6  # a compile mode below this share of the best is refused by name
 
 
@@ -200,10 +201,18 @@ def choose(attention: dict[str, Measured], modes: dict[str, Fit], batches: dict[
     return choices, refused
 
 
-def attention_of_model(found: dict[str, Measured], mode: str, plain: float, seconds: float) -> str:
-    """Hold what is fastest alone against the default in the whole model, `plain` tokens/s: a package cuts a compiled model in pieces."""
+Pairs = dict[tuple[str, str], Fit]  # (attention, compile mode) → the whole model with both
+
+
+def attention_of_model(found: dict[str, Measured], mode: str, plain: float, seconds: float, pairs: Pairs | None = None) -> str:
+    """Hold what is fastest alone against the default in the whole model, `plain` tokens/s: a package cuts a compiled model in pieces.
+
+    What was tried is added to `pairs`.
+    """
     while (name := choose(found, {}, {})[0]["ATTENTION"] or "default") != "default":
         fit = try_training(mode, name, MODE_TOKENS, seconds)
+        if pairs is not None:
+            pairs[name, mode] = fit
         if fit.tokens_per_s is None:
             found[name].why = f"it runs alone, but not in the model: {fit.why}"
         elif fit.tokens_per_s < plain:
@@ -211,6 +220,15 @@ def attention_of_model(found: dict[str, Measured], mode: str, plain: float, seco
         else:
             break
     return name
+
+
+def mode_beside(name: str, mode: str, working: dict[str, float], pairs: Pairs, seconds: float) -> str:
+    """The compile mode for an attention that is not the default one, with which the modes were compared: those nearly as fast are tried."""
+    for other, speed in working.items():
+        if other != mode and name != "default" and speed > NEAR_MODE * max(working.values()):
+            pairs[name, other] = try_training(other, name, MODE_TOKENS, seconds)
+    speeds = {m: fit.tokens_per_s for (n, m), fit in pairs.items() if n == name and fit.tokens_per_s}
+    return str(best(speeds, mode)) if speeds else mode
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -226,17 +244,22 @@ def measure(quick: bool) -> dict[str, Any]:
     modes = {} if quick else compile_modes("default", seconds)
     working = {mode: fit.tokens_per_s for mode, fit in modes.items() if fit.tokens_per_s}
     batches: dict[int, Fit] = {}
-    if working:
-        mode = best(working, "both")
-        name = attention_of_model(attention, mode, working[mode], seconds)
+    pairs: Pairs = {}
+    mode = best(working, "both") if working else None
+    if mode is not None:
+        name = attention_of_model(attention, mode, working[mode], seconds, pairs)
+        mode = mode_beside(name, mode, working, pairs, seconds)
         batches = device_batches(mode, name, seconds)
     choices, refused = choose(attention, modes, batches)
+    choices["COMPILE"] = mode
     peak = peak_flops(str(known["gpu_name"]))
     return {
         "v": 1, "quick": quick, **known, "matmul_flops": rate, "peak_flops": peak,
         "matrix_share_of_peak": None if peak is None else rate / peak,
         "attention": {name: vars(m) for name, m in attention.items()},
-        "compile": {mode: vars(fit) for mode, fit in modes.items()}, "device_batch": {str(t): vars(fit) for t, fit in batches.items()},
+        "compile": {mode: vars(fit) for mode, fit in modes.items()},
+        "pairs": {f"{name}, {mode}": vars(fit) for (name, mode), fit in pairs.items()},
+        "device_batch": {str(t): vars(fit) for t, fit in batches.items()},
         "choices": choices, "refused": refused, "total_memory_gib": torch.cuda.get_device_properties(device).total_memory / 2**30,
     }  # fmt: skip
 

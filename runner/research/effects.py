@@ -232,6 +232,8 @@ class _Fit:
         self.x = self.main if self.full is None else self.full
         self.beta, self.pinv = _solve(self.x, self.y)
         self.sd, self.dof, self.sd_from = self._noise(noise)
+        if self.sd is not None and self.sd <= 1e-9 * float(np.abs(self.y).max()):  # repeats to the digit: no noise that was seen
+            self.sd, self.dof, self.sd_from = None, 0, "-"
 
     def _carries_interactions(self) -> bool:
         """Whether every pair of levels ran at least once; then the full model tells more than the means."""

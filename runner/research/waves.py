@@ -108,6 +108,8 @@ def analyse_wave(lab: Lab, wave_id: str) -> Analysis:
     found.notes += same_models(wave, lab.store.runs("wave_id = ?", (wave.id,)))
     if floor.sd is None and found.sd_from in ("-", "residual"):
         found.notes.append("No source was repeated in this class yet: ask for repeats of one run to know the noise.")
+    elif found.sd is None and found.factors:
+        found.notes.append("Repeats agree to the last digit, which is no noise to judge by: nothing is called clear.")
     return found
 
 

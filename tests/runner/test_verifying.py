@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from runner import queries, verbs, verifying
-from runner.errors import PolicyError
+from runner import queries, upkeep, verbs, verifying
+from runner.errors import PolicyError, Refused
 from runner.lab import Lab
 from runner.policy import load_policy
 from runner.records import Run, Submission
 from runner.verifying import verdict_in
 from tests.runner.daemons import ended, fake_lab, local_lab, serving, until
+from tests.runner.labs import finish, make_lab
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -144,6 +146,27 @@ async def test_what_cannot_be_verified_says_why(tmp_path: Path) -> None:
         await until(lambda: verbs.answer(lab, request).state == "failed")
     assert not lab.store.runs("purpose = 'verify'")
     lab.close()
+
+
+def test_to_ask_in_vain_neither_makes_a_doubt_nor_settles_one(tmp_path: Path) -> None:
+    with closing(make_lab(tmp_path)) as lab:  # its trainer has no verify.py
+        request = verbs.answer(lab, verbs.ask(lab, "verify", {"run": "r0001"}, who="cli"))
+        cases = {None: None, "it beats the best": "it beats the best", "held: it ran for 1.0 s": "held: it ran for 1.0 s"}
+        for n, (doubt, stays) in enumerate(cases.items()):
+            (run_id,) = verbs.submit(lab, Submission(overrides={"DEPTH": 2 + n}), who="cli").run_ids
+            finish(lab, run_id, 0.9, trust="unverifiable", trust_why=doubt, wall_s=1.0 if doubt and "held" in doubt else 20.0)
+            lab.store.set_setting(upkeep.SETTING, [run_id])
+            lab.store.update_run(run_id, host=lab.policy().hosts[0].name)
+            run = lab.store.run(run_id)
+            assert run is not None
+            with pytest.raises(Refused, match=r"no verify\.py"):
+                verifying.queue_check(lab, run, request)
+            after = lab.store.run(run_id)
+            assert after is not None and (after.trust, after.trust_why) == ("unverifiable", stays)
+        lab.store.update_run(run_id, wall_s=20.0, trust="claimed", trust_why="held: it beats the best")  # that waited for what cannot come
+        with pytest.raises(Refused):
+            verifying.queue_check(lab, lab.store.run(run_id), request)  # type: ignore[arg-type]
+        assert lab.store.run(run_id).trust_why == "it beats the best"  # type: ignore[union-attr]
 
 
 def test_a_check_nobody_asked_for_waits_for_quiet_and_not_for_ever() -> None:

@@ -168,6 +168,33 @@ async def test_the_best_of_a_wave_are_promoted_once(tmp_path: Path) -> None:
     lab.close()
 
 
+def test_when_the_best_is_refuted_the_next_best_is_verified(lab: Lab) -> None:
+    (lab.policy().trainer.folder / "verify.py").write_text("")
+    ids = [verbs.submit(lab, Submission(overrides={"DEPTH": n}), who="cli").run_ids[0] for n in range(1, 5)]
+    for run_id, value in zip(ids, (1.0, 0.97, 0.98, 0.99), strict=True):
+        finish(lab, run_id, value)
+        Watch(lab).tick()
+
+    def asked() -> list[str]:
+        return [str(r.args["run"]) for r in lab.store.requests("asked")]
+
+    assert asked() == [ids[1]]
+    check = lab.store.insert_run(
+        created_at=time.time(),
+        purpose="verify",
+        source_sha="s",
+        effective_sha="s",
+        base_run=ids[1],
+        budget_s=20.0,
+        agent="daemon",
+        phase="running",
+    )
+    lab.store.update_run(ids[1], trust="refuted", trust_why="0.990000 is printed, 1.2 is recomputed")
+    finish(lab, check, None, outcome="completed", trust=None)
+    Watch(lab).tick()
+    assert asked() == [ids[1], ids[2]]  # the second best came after it, and was never a new best
+
+
 def test_pruning_leaves_each_level_of_a_wave_one_run(tmp_path: Path) -> None:
     lab = make_lab(tmp_path, policy='pruning = "eager"')
     for n in range(12):

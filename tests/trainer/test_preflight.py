@@ -72,6 +72,24 @@ def test_what_is_fastest_alone_must_hold_in_the_model(preflight: ModuleType, mon
     assert preflight.attention_of_model(found, "both", 100_000, 0.1) == "default"
 
 
+def test_attention_and_compile_mode_are_held_against_each_other(preflight: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    speeds = {("both", "fa3"): 105_000, ("model", "fa3"): 120_000, ("both", "default"): 100_000}
+    tried = []
+
+    def training(mode: str, name: str, *_: object) -> object:
+        tried.append((mode, name))
+        return preflight.Fit(speeds[mode, name], 1.0, 1.0)
+
+    monkeypatch.setattr(preflight, "try_training", training)
+    found = {"default": preflight.Measured(400.0, "FLOP/s"), "fa3": preflight.Measured(700.0, "FLOP/s")}
+    working, pairs = {"none": 50_000.0, "model": 95_000.0, "both": 100_000.0}, {}
+    name = preflight.attention_of_model(found, "both", 100_000, 0.1, pairs)
+    assert (name, preflight.mode_beside(name, "both", working, pairs, 0.1)) == ("fa3", "model")
+    assert tried == [("both", "fa3"), ("model", "fa3")]  # what is far behind is not tried again
+    assert {pair: fit.tokens_per_s for pair, fit in pairs.items()} == {("fa3", "both"): 105_000, ("fa3", "model"): 120_000}
+    assert preflight.mode_beside("default", "both", working, {}, 0.1) == "both" and len(tried) == 2
+
+
 def test_without_a_gpu_it_says_so(folder: Folder) -> None:
     done = folder.run("preflight.py")
     assert done.returncode == 0, done.stderr

@@ -165,3 +165,10 @@ def test_an_interaction_is_told_once_and_not_with_its_mirror_image() -> None:
     assert [abs(i.effect or 0) for i in told] == sorted((abs(i.effect or 0) for i in told), reverse=True)
     unknown = [dataclasses.replace(i, effect=None) for i in found.interactions]
     assert len(told_once(unknown)) == len(told) and told_once([]) == []
+
+
+def test_repeats_that_agree_to_the_digit_make_nothing_clear() -> None:
+    found = analyse(grid(lambda c: 0.9979 - 0.001 * (c["B"] == "y"), {"A": [1, 2], "B": ["x", "y"]}, repeats=2), noise=Noise(0.0, 3))
+    assert (found.sd, found.sd_from) == (None, "-")
+    assert {f.badge for f in found.factors} == {"unknown"} and not any(i.clear for i in found.interactions)
+    assert effect(found, "B", "y") == pytest.approx(-0.0005)
