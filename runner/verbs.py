@@ -448,7 +448,9 @@ def ask(lab: Lab, verb: str, args: dict[str, Any], *, who: str) -> int:
         raise UnknownName("request", verb, REQUEST_VERBS)
     with lab.store.transaction():
         request_id = lab.store.insert_request(verb, args, who)
-        lab.store.event(who, verb, str(next(iter(args.values()), "lab")), None, args)
+        about = next(iter(args.values()), None)
+        subject = ", ".join(map(str, about)) if isinstance(about, list) else about
+        lab.store.event(who, verb, str(subject or "lab"), None, args)
     return request_id
 
 

@@ -41,7 +41,7 @@ from .screens.page import Page
 from .snapshot import Snapshot, Source
 from .terminal import Terminal
 from .themes import THEMES
-from .widgets.dialogs import Confirm, Field, Form, KeysPage
+from .widgets.dialogs import Confirm, Field, Form, KeysPage, inside
 from .widgets.table import Table
 from .words import plural
 
@@ -323,7 +323,7 @@ class ControlRoom(App[None]):
     def action_keys(self) -> None:
         """The page of keys."""
         if isinstance(self.screen, Page):
-            self.push_screen(KeysPage(f"Keys: {self.screen.NAME}", key_lines(self.screen)))
+            self.push_screen(KeysPage(f"Keys: {self.screen.NAME}", key_lines(self.screen, inside(self.size.width))))
 
     def action_command_palette(self) -> None:
         """Every command by name."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from textual.binding import Binding, BindingType
 
 from .deeds import RUN_BINDINGS
-from .lines import Line, fit
+from .lines import Line, fit, wrap_words
 
 if TYPE_CHECKING:
     from .screens.page import Page
@@ -66,22 +66,28 @@ def sections(page: Page) -> list[tuple[str, list[Binding]]]:
     return [*found, ("Everywhere", own(page.room.BINDINGS))]
 
 
-def key_lines(page: Page) -> list[Line]:
+def told(term: str, words: str, width: int, key: str = "key", style: str = "") -> list[Line]:
+    """A key or term, and beside it what it means in as many rows as that takes."""
+    rows = wrap_words(words, max(10, width - WIDE)) or [""]
+    return [Line((fit("" if at else term, WIDE), key), (row, style)) for at, row in enumerate(rows)]
+
+
+def key_lines(page: Page, width: int) -> list[Line]:
     """The page of keys: keys and what they do, then the mouse and the filter's grammar."""
     active: Mapping[str, object] = page.active_bindings
     out: list[Line] = []
     if page.room.readonly:
-        out += [Line(("Opened read-only: keys that change anything do nothing.", "warn")), Line()]
+        out += [*(Line((row, "warn")) for row in wrap_words("Opened read-only: keys that change anything do nothing.", width)), Line()]
     for title, bindings in sections(page):
         out.append(Line((title, "title")))
         for binding in bindings:
             usable = any(key in active for key in binding.key.split(","))
             words = binding.tooltip or binding.description
-            out.append(Line((fit(signs(binding), WIDE), "key" if usable else "muted"), (words, "" if usable else "muted")))
+            out += told(signs(binding), words, width, "key" if usable else "muted", "" if usable else "muted")
         out.append(Line())
-    out[-1:] = [Line((fit("Tab Shift-Tab", WIDE), "key"), ("the next pane, the pane before", "")), Line()]
+    out[-1:] = [*told("Tab Shift-Tab", "the next pane, the pane before", width), Line()]
     for title, rows in (("Mouse", MOUSE), ("The / filter", GRAMMAR)):
         out.append(Line((title, "title")))
-        out += [Line((fit(term, WIDE), "key"), (meaning, "muted")) for term, meaning in rows]
+        out += [line for term, meaning in rows for line in told(term, meaning, width, style="muted")]
         out.append(Line())
     return out[:-1]

@@ -20,6 +20,7 @@ from tui.screens.wave import WavePage
 from tui.widgets.dialogs import KeysPage
 from tui.widgets.gpuwall import GpuWall
 from tui.widgets.table import Table
+from tui.widgets.view import Lines
 
 
 @pytest.mark.parametrize("poor", [False, True])
@@ -30,7 +31,7 @@ async def test_help_lists_every_key_with_words(lab: Lab, poor: bool, monkeypatch
         await pilot.press("question_mark")
         await until(lambda: isinstance(room.screen, KeysPage))
         lines = room.screen.lines  # type: ignore[attr-defined]
-        told = "\n".join(line.text for line in lines)
+        told = " ".join(" ".join(line.text for line in lines).split())  # what is long goes on in the next row
         for binding in [b for b in [*RUN_BINDINGS, *ControlRoom.BINDINGS, *Dashboard.BINDINGS] if isinstance(b, Binding) and b.tooltip]:
             assert binding.tooltip in told, binding
         quiet = {line.spans[1][0] for line in lines if len(line.spans) == 2 and line.spans[0][1] == "muted"}
@@ -117,3 +118,16 @@ async def test_the_palette_begins_with_what_the_page_is_for(lab: Lab) -> None:
     async with opened(lab) as (room, _):
         found = [title for title, _, _ in BindingCommands(room.screen)._entries()]
         assert found[0].startswith("cancel") and found.index("lineage  [6]") < found.index("columns  [|]")
+
+
+@pytest.mark.parametrize(("size", "page"), [((120, 40), "1"), ((80, 24), "enter"), ((60, 20), "1"), ((60, 20), "2"), ((44, 12), "4")])
+async def test_what_a_key_does_is_told_to_its_end(lab: Lab, size: tuple[int, int], page: str) -> None:
+    async with opened(lab, size=size) as (room, pilot):
+        await pilot.press(page)
+        await pilot.press("question_mark")
+        await until(lambda: isinstance(room.screen, KeysPage))
+        pane = room.screen.query_one("#keys", Lines)
+        await until(lambda: pane.size.width > 0)
+        assert max(line.width for line in pane.lines) <= pane.scrollable_content_region.width
+        text = " ".join(" ".join(t for t, _ in line.spans) for line in pane.lines)
+        assert "Back, and from the first page: quit. The daemon and the runs go on" in " ".join(text.split())

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from textual.binding import Binding
 from textual.widgets import Input, Static
 
+from runner import verbs
 from runner.lab import Lab
+from tests.keys_page import owners
 from tests.tui import rows, scenes
 from tests.tui.driving import confirmed, filled, opened, screen_text, until
+from tui.deeds import RUN_ACTIONS, RUN_BINDINGS
 from tui.memory import Memory
 from tui.widgets.dialogs import Confirm, Form
 from tui.widgets.table import Table
@@ -181,3 +185,24 @@ async def test_why_a_gpu_takes_no_run_is_told_in_full(tmp_path: Path) -> None:
         assert told.startswith("alpha:3 quarantine: ") and "41 GiB still held by pid 8812 (python) of user mira" in told
         await pilot.press("r")
         await until(lambda: isinstance(room.screen, Confirm))
+
+
+async def test_a_waves_id_is_copied(lab: Lab) -> None:
+    async with opened(lab) as (room, pilot):
+        await pilot.press("3")
+        await until(lambda: room.screen.query_one("#waves", Table).rows)
+        await pilot.press("y")
+        assert room.clipboard == "w2" and "no run" not in screen_text(room)
+
+
+def test_no_key_of_a_page_has_the_name_of_a_deed_for_runs() -> None:
+    """Such a key would be refused where no run is under the cursor."""
+    for name, owner in owners().items():
+        own = [b for b in owner.BINDINGS if isinstance(b, Binding) and b not in RUN_BINDINGS]
+        assert not RUN_ACTIONS & {b.action.split("(")[0] for b in own}, name
+
+
+async def test_what_the_daemon_was_asked_is_about_hosts_and_not_about_a_list(lab: Lab) -> None:
+    for hosts, subject in ((["beta"], "beta"), (["alpha", "beta"], "alpha, beta"), ([], "lab")):
+        verbs.ask(lab, "hosts_check", {"hosts": hosts}, who="tui")
+        assert lab.store.events(limit=1)[0].subject == subject

@@ -36,7 +36,7 @@ class WavesPage(Page):
     BINDINGS: ClassVar[list[BindingType]] = [
         *PAGE_KEYS,
         Binding("x", "cancel_wave", "cancel wave", tooltip="Cancel every run of the wave that has not ended"),
-        Binding("y", "copy", "copy id", show=False, tooltip="Copy the wave's id"),
+        Binding("y", "copy_wave", "copy id", show=False, tooltip="Copy the wave's id"),
         Binding("e", "export", "export", show=False, tooltip="Write the table to a TSV file"),
     ]
     DEFAULT_CSS = "WavesPage #waves { height: 1fr; }"
@@ -79,7 +79,7 @@ class WavesPage(Page):
             ),
         )
 
-    def action_copy(self) -> None:
+    def action_copy_wave(self) -> None:
         """Copy the id."""
         row = self.query_one("#waves", Table).row()
         if row is not None:

@@ -26,6 +26,7 @@ from ..lines import Line
 from .view import Lines, OnePicture, Worded
 
 DEAF_S = 0.3
+BOX_WIDE, BOX_MOST = 84, 96  # columns, and percent of the screen where that has fewer
 
 
 def drawn(widget: Widget, text: str) -> Content:
@@ -34,11 +35,18 @@ def drawn(widget: Widget, text: str) -> Content:
     return Content(spelled(text))
 
 
+def inside(width: int) -> int:
+    """Columns for text in a box that scrolls, on a screen of this width: frame, padding and scroll bar take five."""
+    return min(BOX_WIDE, width * BOX_MOST // 100) - 5
+
+
 class Box(Vertical):
     """The frame of every box."""
 
-    DEFAULT_CSS = """
-    Box { width: 84; max-width: 96%; height: auto; max-height: 92%; border: round $accent; background: $surface; padding: 0 1;
+    DEFAULT_CSS = (
+        f"Box {{ width: {BOX_WIDE}; max-width: {BOX_MOST}%; }}"
+        + """
+    Box { height: auto; max-height: 92%; border: round $accent; background: $surface; padding: 0 1;
           border-title-color: $accent; border-title-style: bold; }
     Box Static { width: 100%; height: auto; }
     Box .quiet { color: $text-muted; }
@@ -46,6 +54,7 @@ class Box(Vertical):
     Box Input { background: $foreground 10%; margin: 0 0 1 0; }
     Box Lines, Box Lines:focus { height: auto; border: none; background: $surface; }
     """
+    )
 
     def __init__(self, title: str) -> None:
         super().__init__()
