@@ -75,6 +75,7 @@ class ControlRoom(App[None]):
     COMMANDS: ClassVar[set[Any]] = {BindingCommands}
     CSS = """
     CommandPalette { background: transparent; }
+    Confirm:ansi, Form:ansi, KeysPage:ansi { background: transparent; }
     CommandPalette SearchIcon { display: none; }
     ControlRoom.-ascii View { border-top: ascii $foreground 22%; }
     ControlRoom.-ascii View:focus { border-top: ascii $accent; }

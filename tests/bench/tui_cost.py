@@ -202,12 +202,12 @@ def measure(lab: Lab, seconds: float) -> list[tuple[str, float, str, float | Non
 def openings(terminal: Terminal) -> list[tuple[str, float, str, float | None]]:
     """What it takes to open a page or box, and Esc to leave it: the delay of the answer and the bytes of the picture."""
     table: list[tuple[str, float, str, float | None]] = []
-    delays = []
+    delays, opened = [], []
     for key, word in ((b"?", "page of keys"), (b"2", "runs page"), (b":", "commands")):
         sizes, back = [], []
         for _ in range(5):
             before = terminal.bytes
-            terminal.press(key)
+            opened.append(terminal.press(key))
             terminal.read(0.6)
             sizes.append(terminal.bytes - before)
             before = terminal.bytes
@@ -217,6 +217,7 @@ def openings(terminal: Terminal) -> list[tuple[str, float, str, float | None]]:
         table.append((f"{word} opened, median of 5", statistics.median(sizes), "B", None))
         table.append((f"{word} closed, median of 5", statistics.median(back), "B", None))
     delays.sort()
+    table.append(("page or box to screen, median of 15", statistics.median(opened), "s", BUDGETS["key"]))
     table.append(("Esc to screen, median of 15", statistics.median(delays), "s", BUDGETS["key"]))
     table.append(("Esc to screen, slowest of 15", delays[-1], "s", BUDGETS["key"]))
     return table

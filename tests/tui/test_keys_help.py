@@ -131,3 +131,13 @@ async def test_what_a_key_does_is_told_to_its_end(lab: Lab, size: tuple[int, int
         assert max(line.width for line in pane.lines) <= pane.scrollable_content_region.width
         text = " ".join(" ".join(t for t, _ in line.spans) for line in pane.lines)
         assert "Back, and from the first page: quit. The daemon and the runs go on" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("key", ["question_mark", "x", "C", "colon"])
+async def test_the_page_is_seen_behind_a_box_without_colours(lab: Lab, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is nothing to dim it with, so it would be gone."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with opened(lab, size=(120, 40)) as (room, pilot):
+        await pilot.press(key)
+        await until(lambda: room.screen.is_modal)
+        await until(lambda: "Overnight" in screen_text(room).splitlines()[0] and "busy" in screen_text(room).splitlines()[0])

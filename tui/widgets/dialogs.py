@@ -65,7 +65,7 @@ class Box(Vertical):
         self.border_title = drawn(self, self.title)
 
 
-class Confirm(OnePicture, ModalScreen[bool]):
+class Confirm(ModalScreen[bool], OnePicture):
     """Asks before something is lost; `True` only after `y`."""
 
     DEFAULT_CSS = """
@@ -108,7 +108,7 @@ class Field:
     value: str = ""
 
 
-class Form(OnePicture, ModalScreen[dict[str, str] | None]):
+class Form(ModalScreen[dict[str, str] | None], OnePicture):
     """Lines to type; Enter on the last sends, Esc leaves. `check` refuses with a sentence that stays in the box."""
 
     DEFAULT_CSS = "Form { align: center middle; background: $background 40%; }"
