@@ -33,7 +33,7 @@ from corpora import HERE, Corpus, DataError, find_corpus, text_hash
 TIME_BUDGET = 300  # seconds of training; the control room writes each run's budget here
 EVALUATOR = "bytes-1"  # changes whenever the same model would score differently: results are compared only inside one version
 FORMAT = 1  # of the files in the data folder
-META_KEYS = frozenset({"data_id", "vocab_size", "bos", "seq_len", "train_text_tokens", "sizes"})  # of meta.json, read from here on
+META_KEYS = frozenset({"data_id", "vocab_size", "bos", "seq_len", "train_text_tokens", "sizes", "tokenizer_sha256"})  # of meta.json
 
 BOS = "<|bos|>"  # begins every document and every row
 # GPT-4's split of text into words before merging, with numbers in pairs of digits
@@ -86,7 +86,11 @@ class Dataset:
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} is missing or damaged; delete {self.folder} and run: python prepare.py") from error
+            raise self.damaged(path.name) from error
+
+    def damaged(self, name: str) -> DataError:
+        """What to say of a file of this data that is not what it was."""
+        return DataError(f"{self.folder / name} is missing or damaged; delete {self.folder} and run: python prepare.py")
 
     def token_bytes(self) -> np.ndarray:
         """UTF-8 length of each token, 0 for BOS: int32 [vocab_size]."""
@@ -128,9 +132,7 @@ class Dataset:
             ranks = {base64.b64decode(token): rank for rank, token in enumerate(saved["tokens"])}
             return tiktoken.Encoding(name="overnight", pat_str=saved["pattern"], mergeable_ranks=ranks, special_tokens={BOS: len(ranks)})
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{self.folder / 'tokenizer.json'} is missing or damaged; delete {self.folder} and run: python prepare.py"
-            ) from error
+            raise self.damaged("tokenizer.json") from error
 
 
 # --- finding and preparing --------------------------------------------------------------------------------------------
@@ -190,6 +192,12 @@ def _open(folder: Path) -> Dataset | None:
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     dataset = Dataset(folder, meta)
+    try:
+        tokenizer = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+    except OSError as error:
+        raise dataset.damaged("tokenizer.json") from error
+    if tokenizer != meta["tokenizer_sha256"]:  # a run does not need it, but nobody could recompute its result
+        raise dataset.damaged("tokenizer.json")
     sizes = {name: len(dataset.array(name)) for name in ("train", "validation", "eval", "token_bytes")}
     if sizes != meta["sizes"] or sizes["token_bytes"] != dataset.vocab_size:
         raise DataError(f"the data in {folder} does not fit its vocabulary or its size; delete the folder and run: python prepare.py")

@@ -27,9 +27,9 @@ def save(content: dict[str, Any], path: str, report: Report, otherwise: str) -> 
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         free_mib = shutil.disk_usage(".").free >> 20
         cause = "disk_full" if free_mib < 1024 else "checkpoint"
-        report.problem(cause, f"{path} could not be written ({str(error).splitlines()[0]}; {free_mib} MiB free): {otherwise}")
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # before anything is said: the log may be on this disk, too
             os.remove(path + ".part")
+        report.problem(cause, f"{path} could not be written ({str(error).splitlines()[0]}; {free_mib} MiB free): {otherwise}")
         return False
 
 

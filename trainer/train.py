@@ -385,7 +385,7 @@ class Training:
         self.rows = data.train_rows(plan.seq_len)
         if len(self.rows) < plan.device_rows:
             few = f"the corpus fills {len(self.rows)} rows, fewer than one pass of {plan.device_rows}"
-            raise BadSetting(f"{few}; lower TOTAL_BATCH_SIZE or take more text")
+            raise BadSetting(f"{few}; lower {'TOTAL_BATCH_SIZE' if len(self.rows) else 'SEQ_LEN'} or take more text")
         self.optimizer = MuonAdamW(model, compiled=plan.compile in ("optimizer", "both"))
         self.clock, self.smooth, self.reader = BudgetClock(TIME_BUDGET, UNCOUNTED_STEPS[plan.device.type]), 0.0, LossReader(plan.device)
         self.queued: deque[tuple[float, int]] = deque()  # learning-rate scale and epoch of the steps that are launched and not reported

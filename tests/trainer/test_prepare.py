@@ -134,6 +134,8 @@ def test_a_folder_of_text_becomes_a_corpus(folder: Folder, tmp_path: Path) -> No
     [
         (lambda d: (d / "train.npy").write_bytes(b"\x93NUMPY"), "damaged"),
         (lambda d: (d / "eval.npy").unlink(), "missing"),
+        (lambda d: (d / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda d: (d / "tokenizer.json").write_text((d / "tokenizer.json").read_text().replace("Yg==", "Yw==")), "or damaged"),
         (
             lambda d: (d / "meta.json").write_text((d / "meta.json").read_text().replace('"vocab_size": ', '"vocab_size": 9')),
             "does not fit its vocabulary",

@@ -89,6 +89,7 @@ def test_the_device_batch_follows_a_smaller_total(folder: Folder) -> None:
         ({"ATTENTION": '"sdpa"'}, "ATTENTION is 'sdpa'; it must be one of: default, cudnn, flash, efficient, math, flex, fa4, fa3, fa2"),
         ({"HEAD_DIM": "15"}, "must be even"),
         ({"TOTAL_BATCH_SIZE": "2**20", "DEVICE_BATCH_SIZE": "2**15"}, "lower TOTAL_BATCH_SIZE"),
+        ({"SEQ_LEN": "2**22", "TOTAL_BATCH_SIZE": "2**22"}, "the corpus fills 0 rows, fewer than one pass of 1; lower SEQ_LEN"),
     ],
 )
 def test_constants_that_do_not_fit_are_one_sentence(folder: Folder, change: dict[str, str], says: str) -> None:
@@ -149,6 +150,28 @@ def test_a_damaged_state_is_left_aside(folder: Folder) -> None:
     (folder.path / "state.pt").write_bytes(b"half a file")
     assert folder.run("train.py").returncode == 0
     assert "state.pt cannot be read" in folder.events("note")[-1]["text"] and folder.events("step")[0]["step"] == 0
+
+
+def test_what_a_full_disk_cut_short_is_gone_before_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(TRAINER))
+    import state
+    import torch
+
+    class Disk:
+        """A report whose own disk is the full one."""
+
+        def problem(self, cause: str, text: str) -> None:
+            assert "could not be written" in text and not (tmp_path / "x.pt.part").exists()
+            said.append(cause)
+
+    def half(content: object, path: str) -> None:
+        Path(path).write_bytes(b"half")
+        raise RuntimeError("unexpected pos 1250624 vs 1250512")
+
+    said: list[str] = []
+    monkeypatch.setattr(torch, "save", half)
+    assert not state.save({}, str(tmp_path / "x.pt"), Disk(), "this run cannot be verified")
+    assert len(said) == 1
 
 
 def test_a_checkpoint_that_cannot_be_written_costs_the_verification_not_the_result(folder: Folder) -> None:
