@@ -25,12 +25,12 @@ def save(content: dict[str, Any], path: str, report: Report, otherwise: str) -> 
         os.replace(path + ".part", path)
         return True
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        free_mib = shutil.disk_usage(".").free >> 20
-        cause = "disk_full" if free_mib < 1024 else "checkpoint"
-        with contextlib.suppress(OSError):  # before anything is said: the log may be on this disk, too
-            os.remove(path + ".part")
-        report.problem(cause, f"{path} could not be written ({str(error).splitlines()[0]}; {free_mib} MiB free): {otherwise}")
-        return False
+        why, free_mib = str(error).splitlines()[0], shutil.disk_usage(".").free >> 20
+    with contextlib.suppress(OSError):  # before anything is said, and with the error's hold on the file let go: the log may be on this disk
+        os.remove(path + ".part")
+    cause = "disk_full" if free_mib < 1024 else "checkpoint"
+    report.problem(cause, f"{path} could not be written ({why}; {free_mib} MiB free): {otherwise}")
+    return False
 
 
 def load(path: str, identity: dict[str, Any], device: torch.device, report: Report) -> dict[str, Any] | None:

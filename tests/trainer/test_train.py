@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -162,13 +163,18 @@ def test_what_a_full_disk_cut_short_is_gone_before_it_is_said(tmp_path: Path, mo
 
         def problem(self, cause: str, text: str) -> None:
             assert "could not be written" in text and not (tmp_path / "x.pt.part").exists()
+            assert writers[0]() is None  # nothing holds the file open: its room is free again
             said.append(cause)
 
     def half(content: object, path: str) -> None:
-        Path(path).write_bytes(b"half")
+        writer = open(path, "wb", buffering=0)
+        writer.write(b"half")
+        writers.append(weakref.ref(writer))
+        writer.close()
         raise RuntimeError("unexpected pos 1250624 vs 1250512")
 
     said: list[str] = []
+    writers: list[weakref.ref] = []
     monkeypatch.setattr(torch, "save", half)
     assert not state.save({}, str(tmp_path / "x.pt"), Disk(), "this run cannot be verified")
     assert len(said) == 1
