@@ -47,7 +47,10 @@ def analyze(
     said = f"; noise {six(found.sd)} from {noise_from}" if noise_from else ""
     say(f"{wave}: {found.completed} of {found.runs} runs completed, mean {bpb(found.mean)}{said}.")
     if found.factors:
-        rows = [(f.factor, level(f.best), level(f.worst), six(f.gain), six(f.se), f.badge) for f in found.factors]
+        rows = [
+            (f.factor, *(("-", "-") if f.gain is None else (level(f.best), level(f.worst))), six(f.gain), six(f.se), f.badge)
+            for f in found.factors
+        ]
         table(("factor", "best", "worst", "gain", "±", ""), rows, right="gain ±")
     for one in [i for i in told_once(found.interactions) if i.clear][:6]:
         pair = " with ".join(f"{name} {level(value)}" for name, value in zip(one.factors, one.levels, strict=True))

@@ -157,7 +157,9 @@ def _flag_end(roster: Roster, track: Track, status: dict[str, Any]) -> None:
     if status.get("unkillable"):
         store.raise_flag(run.id, "kill_failed", Severity.BAD, f"processes {status['unkillable']} did not end after SIGKILL")
     if status.get("orphans_killed"):
-        store.raise_flag(run.id, "orphans", Severity.WARN, f"{status['orphans_killed']} processes outlived the script and were killed")
+        n = status["orphans_killed"]
+        left = "1 process outlived the script and was killed" if n == 1 else f"{n} processes outlived the script and were killed"
+        store.raise_flag(run.id, "orphans", Severity.WARN, left)
     if status.get("log_dropped"):
         store.raise_flag(
             run.id,

@@ -274,6 +274,8 @@ def cliff(v: View) -> Iterator[Finding]:
     if v.smaller_batch is None or run.tok_s is None or not isinstance(own, int):
         return
     other, batch, tok_s = v.smaller_batch
+    if v.peer_tok_s and statistics.median(v.peer_tok_s) >= CLIFF * tok_s:
+        return  # others are fast at this very batch: something else holds this run back
     if run.tok_s < CLIFF * tok_s:
         yield Finding(
             "batch_cliff",

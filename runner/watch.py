@@ -149,7 +149,7 @@ class Watch:
         for r in runs:
             if r.tok_s is not None:
                 speeds.setdefault(_config(r), []).append(r.tok_s)
-        rates = [m for r in runs if (m := mfu_percent(r, policy)) is not None]
+        rates = [m for r in runs if (m := mfu_percent(r, policy)) is not None and m <= 100]  # what cannot be is no measure
         epochs = next((r.epoch for r in runs if r.purpose == Purpose.BASELINE), None)
         self.peers[key] = _Peers(now, runs, curves, pruned, speeds, rates, epochs)
         return self.peers[key]
@@ -418,6 +418,7 @@ def _smaller_batch(run: Run, same: list[Run]) -> tuple[str, int, float] | None:
         if isinstance(b := r.constants.get("DEVICE_BATCH_SIZE"), int)
         and b < own
         and r.tok_s
+        and r.constants.get("TOTAL_BATCH_SIZE") == run.constants.get("TOTAL_BATCH_SIZE")
         and repr(r.model_config) == repr(run.model_config)
     ]
     return max(found, key=lambda f: f[2]) if found else None

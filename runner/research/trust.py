@@ -139,6 +139,6 @@ def wants_verification(lab: Lab, run: Run) -> str | None:
     if run.purpose == Purpose.PROMOTION:
         return "it was promoted"
     groups, _ = board.collect(lab, run.class_key, run.budget_s)
-    if groups and run.id in groups[0].ids and len(groups) > 1:
+    if groups and run.id in groups[0].ids and (len(groups) > 1 or not groups[0].baseline):  # a lone baseline is a beginning, no best
         return "it is the new best"
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from runner import board
@@ -36,8 +36,17 @@ class HeatMap:
 
 
 def results_of(lab: Lab, wave: Wave) -> list[Result]:
-    """The wave's runs for the analysis; a run that has not ended, or whose claim is held or refuted, has no value."""
-    return [_result(run) for run in lab.store.runs("wave_id = ?", (wave.id,))]
+    """The wave's runs for the analysis; a run that has not ended, or whose claim is held or refuted, has no value.
+
+    A listed cell names only what it changes: what other cells of its list name stands in it as the run had it.
+    """
+    runs = lab.store.runs("wave_id = ?", (wave.id,))
+    return [_result(run, run.cell or {}, _listed(wave, runs)) for run in runs]
+
+
+def _listed(wave: Wave, runs: Sequence[Run]) -> list[str]:
+    """Every constant that some cell of a list names; none for a grid, whose cells are whole."""
+    return [] if wave.factors else list(dict.fromkeys(name for run in runs for name in run.cell or {}))
 
 
 def last_of_level(lab: Lab, run: Run, stopping: Container[str]) -> str | None:
@@ -60,16 +69,24 @@ def last_of_level(lab: Lab, run: Run, stopping: Container[str]) -> str | None:
 
 
 def known_of(lab: Lab, wave: Wave, results: Sequence[Result]) -> list[Result]:
-    """Results of other runs for the cells that were left out because they are in effect sources of theirs, in the classes of the wave."""
+    """Results of other runs for the cells that were left out because they are in effect sources of theirs, in the classes of the wave.
+
+    A list is read against the script it started from, where that ran.
+    """
     told = lab.store.tally("detail", "subject = ? AND verb = 'submit_wave' LIMIT 1", (wave.id,), table="events")
     cells = json.loads(told[0][0]).get("known", []) if told and told[0][0] else []
+    names = _listed(wave, lab.store.runs("wave_id = ?", (wave.id,))) if not wave.factors else []
+    if names:
+        cells += [[{}, sha] for (sha,) in lab.store.tally("DISTINCT effective_sha", "source_sha = ?", (wave.base_sha,))]
     classes = {r.block for r in results if r.value is not None}
-    found = []
+    found: dict[tuple[str, str], Result] = {}
     for cell, effective_sha in cells:
         others = "effective_sha = ? AND budget_s = ? AND outcome = 'completed' AND wave_id IS NOT ? AND purpose != 'verify'"
-        runs = lab.store.runs(others, (effective_sha, wave.budget_s, wave.id))
-        found += [replace(_result(run), cell=cell) for run in runs if run.class_key in classes and score(run) is not None]
-    return found
+        for run in lab.store.runs(others, (effective_sha, wave.budget_s, wave.id)):
+            if run.class_key in classes and score(run) is not None:
+                one = _result(run, cell, names)
+                found.setdefault((run.id, key(one.cell)), one)
+    return list(found.values())
 
 
 def score(run: Run) -> float | None:
@@ -81,12 +98,13 @@ def score(run: Run) -> float | None:
     return run.verified_bpb if run.trust == Trust.VERIFIED and run.verified_bpb is not None else run.val_bpb
 
 
-def _result(run: Run) -> Result:
+def _result(run: Run, cell: dict[str, Any], names: Sequence[str]) -> Result:
+    whole = {name: cell.get(name, run.constants.get(name)) for name in names if name in cell or name in run.constants}
     value = score(run)
     outcome = UNRUN if run.outcome is None else str(run.outcome)
     if value is None and outcome == Outcome.COMPLETED:
         outcome = "not ranked"
-    return Result(run.id, run.cell or {}, value, run.class_key or "", outcome)
+    return Result(run.id, whole or cell, value, run.class_key or "", outcome)
 
 
 def analyse_wave(lab: Lab, wave_id: str) -> Analysis:

@@ -170,7 +170,8 @@ async def test_the_best_of_a_wave_are_promoted_once(tmp_path: Path) -> None:
 
 def test_when_the_best_is_refuted_the_next_best_is_verified(lab: Lab) -> None:
     (lab.policy().trainer.folder / "verify.py").write_text("")
-    ids = [verbs.submit(lab, Submission(overrides={"DEPTH": n}), who="cli").run_ids[0] for n in range(1, 5)]
+    ids = verbs.submit(lab, Submission(purpose="baseline"), who="cli").run_ids
+    ids += [verbs.submit(lab, Submission(overrides={"DEPTH": n}), who="cli").run_ids[0] for n in range(1, 4)]
     for run_id, value in zip(ids, (1.0, 0.97, 0.98, 0.99), strict=True):
         finish(lab, run_id, value)
         Watch(lab).tick()
@@ -253,3 +254,20 @@ def test_what_a_human_promoted_in_other_words_holds_no_other_promotion_back(tmp_
     assert sorted(found.values()) == sorted(ids) and by_hand[0] in found
     assert "promotion_refused" not in up(lab)
     lab.close()
+
+
+def test_a_cliff_is_told_of_one_total_batch_and_an_mfu_that_cannot_be_is_no_measure(lab: Lab) -> None:
+    facts = {"model_config": {"n": 1}, "gpu_name": "NVIDIA H100 80GB HBM3", "tok_s": 4e5, "flops_per_token": 1e9, "training_s": 20.0}
+    ids = [verbs.submit(lab, Submission(overrides={"DEPTH": n}), who="cli").run_ids[0] for n in range(1, 5)]
+    for n, run_id in enumerate(ids):
+        constants = {"DEVICE_BATCH_SIZE": 64, "TOTAL_BATCH_SIZE": 2**19 if n < 3 else 2**18}
+        finish(lab, run_id, 1.0, **facts, constants=constants, tokens_m=8.0 if n else 9e6)
+    run_id = running(lab, class_key="cpu", constants={"DEVICE_BATCH_SIZE": 128, "TOTAL_BATCH_SIZE": 2**17})
+    watch, gpu = Watch(lab, Clock()), lab.store.gpus()[0]
+    for total, found in ((2**17, None), (2**18, (ids[3], 64, 4e5))):
+        lab.store.update_run(run_id, model_config={"n": 1}, constants={"DEVICE_BATCH_SIZE": 128, "TOTAL_BATCH_SIZE": total})
+        run = lab.store.run(run_id)
+        assert run is not None
+        view = watch._view(run, gpu, 1e6)
+        assert view.smaller_batch == found
+        assert len(view.class_mfu) == 3 and max(view.class_mfu) < 100

@@ -45,10 +45,13 @@ def test_upstream_cannot_be_verified_and_is_ranked_so(lab: Lab) -> None:
     assert trust.wants_verification(lab, run) is None
 
 
-@pytest.mark.parametrize(("val", "facts", "says"), [
-    (0.3, {"wall_s": 2.0, "training_s": None, "loss": None}, "ran for 2.0 s of a budget"),
-    (0.9, {"wall_s": 3.0, "training_s": 300.1}, "claims 300.1 s of training and ran for 3.0 s"),
-])
+@pytest.mark.parametrize(
+    ("val", "facts", "says"),
+    [
+        (0.3, {"wall_s": 2.0, "training_s": None, "loss": None}, "ran for 2.0 s of a budget"),
+        (0.9, {"wall_s": 3.0, "training_s": 300.1}, "claims 300.1 s of training and ran for 3.0 s"),
+    ],
+)
 def test_an_impossible_time_is_held_until_it_is_verified_or_a_human_accepts_it(lab: Lab, val: float, facts: Any, says: str) -> None:
     upstream = ended(lab, 1, val, **facts)
     assert upstream.trust == "unverifiable"
@@ -79,6 +82,15 @@ def test_a_claim_that_does_not_go_with_its_loss_is_doubted(lab: Lab) -> None:
     cheat = ended(lab, 9, 0.3, loss=2.8)
     assert "does not go with" in str(cheat.trust_why)
     assert ended(lab, 10, 0.9, loss=2.7).trust_why is None
+
+
+def test_a_first_result_that_is_no_baseline_is_a_new_best(lab: Lab) -> None:
+    with_verifier(lab)
+    first = ended(lab, 1, 1.0)
+    assert trust.wants_verification(lab, first) == "it is the new best"
+    lab.store.update_run(first.id, purpose="baseline")
+    baseline = lab.store.run(first.id)
+    assert baseline is not None and trust.wants_verification(lab, baseline) is None
 
 
 def test_an_implausible_gain_waits_where_it_can_be_verified(lab: Lab) -> None:

@@ -119,3 +119,23 @@ def test_a_cell_that_was_known_before_counts_with_its_results(lab: Lab) -> None:
     assert heat_map(lab, str(sent.wave_id), "MATRIX_LR", "DEPTH").values == [[1.0, 1.0], [pytest.approx(1.1), 1.0]]
     lab.store.update_run(base, class_key="another GPU")
     assert analyse_wave(lab, str(sent.wave_id)).blocks == {}  # results of classes that the wave has none of tell it nothing
+
+
+def test_a_list_is_read_against_the_script_it_started_from(lab: Lab) -> None:
+    base = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    for run_id, value in zip([base, *verbs.repeat(lab, base, 2, who="cli").run_ids], (1.1, 1.102, 1.098), strict=True):
+        finish(lab, run_id, value)
+    cells = [{"MATRIX_LR": 0.02}, {"DEPTH": 10}, {"MATRIX_LR": 0.08}, {"MATRIX_LR": 0.04}]
+    sent = verbs.submit_wave(lab, WaveRequest(cells=cells), who="cli")
+    for run_id, value in zip(sent.run_ids, (1.0, 1.05, 1.2), strict=True):
+        finish(lab, run_id, value)
+    found = analyse_wave(lab, str(sent.wave_id))
+    assert (found.runs, found.completed) == (3, 3)
+    assert {(f.factor, f.best, f.worst, f.badge) for f in found.factors} == {
+        ("MATRIX_LR", 0.02, 0.08, "clear"), ("DEPTH", 10, 8, "clear")}  # fmt: skip
+    assert {(e.factor, e.level): e.n for e in found.effects} == {
+        ("MATRIX_LR", 0.02): 1, ("MATRIX_LR", 0.04): 4, ("MATRIX_LR", 0.08): 1, ("DEPTH", 8): 5, ("DEPTH", 10): 1}  # fmt: skip
+    best = found.predicted_best
+    assert best is not None and best.cell == {"MATRIX_LR": 0.02, "DEPTH": 10}
+    assert best.value == pytest.approx(0.95) and not best.ran
+    assert found.observed_best is not None and found.observed_best.cell == {"MATRIX_LR": 0.02, "DEPTH": 8}
