@@ -58,7 +58,9 @@ PEAKS = (
 )
 
 # A word that makes another card of the one before it; the rest of a name (80GB, SXM4, HBM3, GPU, Generation, …) does not.
-_VARIANTS = frozenset({"ti", "super", "d", "laptop", "mobile", "max", "pcie", "nvl", "mig", "server", "embedded", "blackwell", "ada", "v2"})
+_VARIANTS = frozenset(
+    {"ti", "super", "d", "laptop", "mobile", "max", "pcie", "nvl", "mig", "server", "embedded", "blackwell", "ada", "v2"}
+)
 _SAME_CARD = {"a100": {"pcie"}, "a800": {"pcie"}, "a30": {"pcie"}, "rtx pro 6000 blackwell": {"server"}}  # one figure for both forms
 
 

@@ -286,10 +286,8 @@ class Check:
         moved = np.abs(alone - seen)
         if moved.max() > TOLERANCE_NATS * 4 or moved.mean() > TOLERANCE_NATS:
             count = int((moved > TOLERANCE_NATS).sum())
-            raise Refuted(
-                f"the model looks at later tokens: at {count} of {len(moved)} places its loss is another one when what follows "
-                f"is not shown, by up to {moved.max():.2f} nats"
-            )
+            raise Refuted(f"the model looks at later tokens: at {count} of {len(moved)} places its loss is another one when what follows "
+                          f"is not shown, by up to {moved.max():.2f} nats")
         total_bytes = int(text.sizes.sum())
         if claimed_rows is None or len(sample) == len(text.rows):
             return float(sums.sum()) / (math.log(2) * total_bytes), len(sample)
@@ -357,10 +355,8 @@ def verify(
         if holdout is not None:
             result.holdout, _ = check.run(scored(check.dataset, [holdout]), None)
             if result.verdict == "verified" and result.holdout > HOLDOUT_RATIO * result.recomputed:
-                raise Refuted(
-                    f"a text that no run has seen costs it {result.holdout:.6f}, {result.holdout / result.recomputed:.1f} times "
-                    f"its {result.recomputed:.6f}: it has the validation text by heart"
-                )
+                raise Refuted(f"a text that no run has seen costs it {result.holdout:.6f}, {result.holdout / result.recomputed:.1f} times "
+                              f"its {result.recomputed:.6f}: it has the validation text by heart")
     except Refuted as refuted:
         result.verdict, result.why = "refuted", str(refuted)
     except (Unverifiable, DataError) as reason:

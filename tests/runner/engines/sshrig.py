@@ -279,3 +279,5 @@ def net(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterato
         yield net
     finally:
         net.close()
+
+
