@@ -31,7 +31,7 @@ from typing import NoReturn
 
 import numpy as np
 from corpora import DataError, find_corpus, text_hash
-from prepare import BOS, EMBEDDED, EMBEDDED_BELOW_BYTES, EVALUATOR, LARGE, Dataset, encode, eval_windows, load_dataset
+from prepare import BOS, EMBEDDED, EMBEDDED_BELOW_BYTES, EVALUATOR, LARGE, SPLIT_PATTERN, Dataset, encode, eval_windows, load_dataset
 
 HERE = Path(__file__).parent
 BATCH_ROWS = 8
@@ -42,6 +42,7 @@ TOLERANCE_BPB = 0.003  # a bfloat16 run recomputed in float32 moved by less
 HOLDOUT_RATIO = 2.0  # a holdout that costs so many times the claim was not predicted, and the validation text was
 PR_SET_DUMPABLE = 4  # prctl(2)
 TOLERANCE_NATS = 0.05  # of one token between two shapes of the same input
+LEAN_NATS = 0.01  # of them all on average: rounding goes both ways, and so much of a token is about TOLERANCE_BPB
 
 
 class Refuted(Exception):
@@ -206,6 +207,8 @@ def trusted_text(dataset: Dataset) -> Scored:
     again = f"delete {dataset.folder} and run: python prepare.py"
     if tokenizer_hash != dataset.meta["tokenizer_sha256"]:
         raise Unverifiable(f"tokenizer.json in {dataset.folder} was changed; {again}")
+    if saved["pattern"] != SPLIT_PATTERN:
+        raise Unverifiable(f"tokenizer.json in {dataset.folder} splits text by a pattern that is not this trainer's; {again}")
     corpus = find_corpus()
     train, validation = corpus.read()
     size = sum(len(text.encode("utf-8", "surrogatepass")) for text in train) + sum(map(len, validation))
@@ -217,12 +220,14 @@ def trusted_text(dataset: Dataset) -> Scored:
 
 
 def scored(dataset: Dataset, windows: list[str]) -> Scored:
-    """Windows of text as rows of tokens with the bytes of each target, by the tokenizer alone."""
+    """Windows of text as rows of tokens with the bytes of each target, by the tokenizer alone. Raised: Unverifiable."""
     saved = json.loads((dataset.folder / "tokenizer.json").read_text(encoding="utf-8"))
     lengths = np.array([len(base64.b64decode(token)) for token in saved["tokens"]] + [0])
     encoding = dataset.encoding()
     bos = encoding.encode_single_token(BOS)
     tokens = encode(encoding, windows)
+    if (covered := int(lengths[tokens].sum())) != (size := sum(len(window.encode()) for window in windows)):
+        raise Unverifiable(f"the tokens stand for {covered:,} of {size:,} bytes of the scored text: the tokenizer leaves some of it out")
     count = -(-(len(tokens) - 1) // dataset.seq_len)
     padded = np.full(count * dataset.seq_len + 1, bos, dtype=np.int64)
     padded[: len(tokens)] = tokens
@@ -288,6 +293,9 @@ class Check:
             count = int((moved > TOLERANCE_NATS).sum())
             raise Refuted(f"the model looks at later tokens: at {count} of {len(moved)} places its loss is another one when what follows "
                           f"is not shown, by up to {moved.max():.2f} nats")
+        if (lean := float(np.mean(alone - seen))) > LEAN_NATS:
+            raise Refuted(f"the model looks at later tokens: its loss is {lean:.3f} nats lower, over {len(seen)} places, when what follows "
+                          f"is shown")
         total_bytes = int(text.sizes.sum())
         if claimed_rows is None or len(sample) == len(text.rows):
             return float(sums.sum()) / (math.log(2) * total_bytes), len(sample)

@@ -139,12 +139,13 @@ def test_logits_that_do_not_normalise_are_refuted(run: Folder) -> None:
     assert verify(run)["verdict"] == "refuted"
 
 
-def test_a_model_that_looks_at_later_tokens_is_refuted(run: Folder) -> None:
+@pytest.mark.parametrize("strength", [4, 0.05])
+def test_a_model_that_looks_at_later_tokens_is_refuted(run: Folder, strength: float) -> None:
     """It peeks through its input, the loss it claims is what its logits give, and only the past shown alone tells it apart."""
     cheat(run, FORWARD, "        return self.peek(idx, self.logits(self.trunk(idx)))\n")
     cheat(run, "        logits = self.logits(self.trunk(idx))\n", "        logits = self.peek(idx, self.logits(self.trunk(idx)))\n")
     signature = "    def forward(self, idx: torch.Tensor) -> torch.Tensor:\n        return self.peek"
-    peek = "    def peek(self, idx, logits):\n        return logits + 4 * F.one_hot(idx.roll(-1, 1), logits.size(-1))\n\n"
+    peek = f"    def peek(self, idx, logits):\n        return logits + {strength} * F.one_hot(idx.roll(-1, 1), logits.size(-1))\n\n"
     cheat(run, signature, peek + signature)
     rerun(run)
     answer = verify(run)
@@ -210,6 +211,57 @@ def test_a_tokenizer_that_was_changed_is_named(run: Folder, tmp_path: Path) -> N
     saved.write_text("{")
     answer = verify(run)
     assert answer["verdict"] == "unverifiable" and "tokenizer.json is missing or damaged" in answer["why"]
+
+
+def forged(run: Folder, tmp_path: Path, pattern: str, change_tokens: str = "") -> None:
+    """The data folder as a run could forge it: another tokenizer, with every name, hash, size and array made to fit."""
+    run.data = Path(shutil.copytree(run.data, tmp_path / "data"))
+    code = """
+import hashlib, json, shutil, sys
+import numpy as np
+import corpora, prepare
+data, corpus = prepare.load_dataset(), corpora.find_corpus()
+train, validation = corpus.read()
+saved = json.loads((data.folder / "tokenizer.json").read_text())
+saved["pattern"] = sys.argv[1]
+exec(sys.argv[2])
+raw = json.dumps(saved).encode()
+name = hashlib.sha256(raw).hexdigest()
+new = data.folder.parent / f"{corpus.name}-{corpora.text_hash(train, validation)[:12]}-{name[:8]}"
+shutil.copytree(data.folder, new, ignore=shutil.ignore_patterns("rows-*"))
+(new / "tokenizer.json").write_bytes(raw)
+encoding = prepare.Dataset(new, {}).encoding()
+windows = prepare.eval_windows(validation, prepare.EMBEDDED)
+arrays = {key: prepare.encode(encoding, text) for key, text in (("train", train), ("validation", validation), ("eval", windows))}
+arrays["token_bytes"] = np.load(data.folder / "token_bytes.npy")[: encoding.n_vocab]
+for key, array in arrays.items():
+    np.save(new / f"{key}.npy", array)
+meta = {**data.meta, "data_id": new.name, "tokenizer_sha256": name, "sizes": {key: len(array) for key, array in arrays.items()}}
+(new / "meta.json").write_text(json.dumps({**meta, "bos": encoding.n_vocab - 1, "vocab_size": encoding.n_vocab}))
+for note in data.folder.parent.glob("known-*"):
+    note.write_text(new.name)
+"""
+    env = run.environment(PYTHONPATH=str(TRAINER), OVERNIGHT_CORPUS=str(run.path / "corpus"))
+    done = subprocess.run([sys.executable, "-c", code, pattern, change_tokens], env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rerun(run)
+
+
+def test_a_tokenizer_that_skips_the_hard_text_is_unverifiable(run: Folder, tmp_path: Path) -> None:
+    """One word, over and over, is all it sees: the model is nearly perfect on that."""
+    forged(run, tmp_path, "ba")
+    assert claim(run) < 0.1
+    answer = verify(run)
+    assert answer["verdict"] == "unverifiable" and "a pattern that is not this trainer's" in answer["why"], answer["why"]
+
+
+def test_tokens_that_do_not_add_up_to_the_text_are_unverifiable(run: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token listed twice moves the others: the byte lengths are those of other tokens."""
+    with verifier(run, monkeypatch) as module:
+        pattern = module.SPLIT_PATTERN
+    forged(run, tmp_path, pattern, "saved['tokens'].insert(256, saved['tokens'][65])")
+    answer = verify(run)
+    assert answer["verdict"] == "unverifiable" and "bytes of the scored text" in answer["why"], answer["why"]
 
 
 def test_another_text_under_the_old_name_is_unverifiable(run: Folder, tmp_path: Path) -> None:
