@@ -122,7 +122,7 @@ def commit_run(place: Place, tag: str, text: str | None, words: str, *, over: st
     for _ in range(TRIES):
         ref = _free_ref(place.root, tag)
         tip = _git(place.root, "rev-parse", "--verify", "--quiet", ref, missing_ok=True)
-        parent = tip or _git(place.root, "rev-parse", "--verify", "--quiet", "HEAD", missing_ok=True)
+        parent = _follows(place.root, ref, tag, tip)
         fits = text is not None and (over is None or _same(show(place, parent) if parent else None, over))
         commit = _write_commit(place, parent, text if fits else None, words)
         # The third argument makes it a compare-and-swap; zeros mean "must not exist yet".
@@ -131,6 +131,19 @@ def commit_run(place: Place, tag: str, text: str | None, words: str, *, over: st
     raise GitError(
         f"Branch {ref} in {place.root} kept moving.", next_step="Something else writes it; name another [policy] tag in hosts.toml."
     )
+
+
+def _follows(root: Path, ref: str, tag: str, tip: str | None) -> str | None:
+    """The commit that the next one follows: the branch's tip, or that of its twin (TAG and TAG-kept) where the twin went on from it.
+
+    While TAG is checked out what is kept goes to TAG-kept; after that it is one history again. A branch that is new starts at HEAD.
+    """
+    usual = f"refs/heads/overnight/{tag}"
+    twin = f"{usual}-kept" if ref == usual else usual
+    other = _git(root, "rev-parse", "--verify", "--quiet", twin, missing_ok=True)
+    if other and (tip is None or _git(root, "merge-base", "--is-ancestor", tip, other, missing_ok=True) is not None):
+        return other
+    return tip or _git(root, "rev-parse", "--verify", "--quiet", "HEAD", missing_ok=True)
 
 
 def show(place: Place, commit: str) -> str | None:

@@ -132,6 +132,24 @@ def test_a_branch_that_is_checked_out_is_not_moved(lab: Lab, tmp_path: Path) -> 
     assert git(tmp_path, "log", "-1", "--format=%s", "overnight/night-kept") == "deeper is better"
 
 
+def test_what_was_kept_while_the_branch_was_checked_out_is_no_other_history(lab: Lab, tmp_path: Path) -> None:
+    keep(lab, 9, 0.99, "first")
+    lineage.commit_kept(lab)
+    git(tmp_path, "worktree", "add", "-q", str(tmp_path / "elsewhere"), "overnight/night")
+    keep(lab, 10, 0.98, "second")
+    lineage.commit_kept(lab)
+    assert git(tmp_path, "log", "--format=%s", "overnight/night-kept") == "second\nfirst\nstart"
+    git(tmp_path, "worktree", "remove", "--force", str(tmp_path / "elsewhere"))
+    keep(lab, 11, 0.97, "third")
+    lineage.commit_kept(lab)
+    assert git(tmp_path, "log", "--format=%s", "overnight/night") == "third\nsecond\nfirst\nstart"
+    git(tmp_path, "checkout", "-q", "overnight/night")
+    keep(lab, 12, 0.96, "fourth")
+    lineage.commit_kept(lab)
+    assert git(tmp_path, "log", "--format=%s", "overnight/night-kept") == "fourth\nthird\nsecond\nfirst\nstart"
+    assert git(tmp_path, "status", "--porcelain") in ("", "?? lab/")
+
+
 def test_an_empty_repository_and_none_at_all(tmp_path: Path) -> None:
     lab = make_lab(tmp_path / "a")
     keep(lab, 9, 0.99)
