@@ -11,8 +11,8 @@ from pydantic import Field
 from mcp_server.answers import BUDGET_CHARS, Answer, Output, Table, compact, rounded
 from mcp_server.calls import Call
 from runner import compare, queries, states
-from runner.board import scopes, trust_word
-from runner.errors import BadValue, UnknownName
+from runner.board import trust_word, whole_class
+from runner.errors import BadValue
 from runner.lab import Lab
 from runner.mfu import mfu_percent, under_load
 from runner.records import Outcome, Phase, Run
@@ -161,22 +161,6 @@ def get_metrics(
 def changed_words(row: dict[str, Any]) -> str | None:
     """What a leaderboard row tries, short: its constants, else its hypothesis."""
     return " ".join(f"{k}={v}" for k, v in row["changes"].items()) or row["hypothesis"]
-
-
-def whole_class(lab: Lab, asked: str | None) -> str | None:
-    """The class an agent means by its name or by a part of it, such as the GPU.
-
-    Raises UnknownName when no class with results has it, BadValue when several have.
-    """
-    known = [str(c["class"]) for c in scopes(lab) if c["class"]]
-    if asked is None or asked in known or not known:
-        return asked
-    meant = [name for name in dict.fromkeys(known) if asked.lower() in name.lower()]
-    if len(meant) > 1:
-        raise BadValue(f"{one_line(repr(asked), 60)} is part of {len(meant)} classes.", next_step=f"They are: {', '.join(meant)}.")
-    if not meant:
-        raise UnknownName("class with results", asked, list(dict.fromkeys(known)), where="this lab")
-    return meant[0]
 
 
 def leaderboard(

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, TypeVar
 
+from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
 from runner.records import Json, Purpose, Run, Trust
 from runner.research.noise import WITHIN, Noise, gain, pooled
-from runner.text import finite
+from runner.text import finite, one_line
 
 Value = TypeVar("Value")
 RANKED = "outcome = 'completed' AND purpose != 'verify'"  # the condition of the index runs_rank, which holds all that ranking reads
@@ -59,6 +60,22 @@ def scope_of(known: list[Json], class_key: str | None, budget_s: float | None) -
         if class_key in (None, scope["class"]) and budget_s in (None, scope["budget_s"]):
             return scope["class"], scope["budget_s"]
     return class_key, budget_s
+
+
+def whole_class(lab: Lab, asked: str | None) -> str | None:
+    """The class somebody means by its name or by a part of it, such as the GPU.
+
+    Raises UnknownName when no class with results has it, BadValue when several have.
+    """
+    known = [str(c["class"]) for c in scopes(lab) if c["class"]]
+    if asked is None or asked in known or not known:
+        return asked
+    meant = [name for name in dict.fromkeys(known) if asked.lower() in name.lower()]
+    if len(meant) > 1:
+        raise BadValue(f"{one_line(repr(asked), 60)} is part of {len(meant)} classes.", next_step=f"They are: {', '.join(meant)}.")
+    if not meant:
+        raise UnknownName("class with results", asked, list(dict.fromkeys(known)), where="this lab")
+    return meant[0]
 
 
 def is_held(trust_why: str | None) -> bool:

@@ -67,7 +67,10 @@ def compare(
         say(f"No baseline ran on both types at this budget: `overnight promote ID --gpu {second}` runs one there, to compare gains.")
     for f in flips[:20]:
         kind = "Clear flip" if f.clear else "Flip within noise"
-        say(f"{kind}: {f.first} over {f.second} by {signed(f.gain_a)} there, {signed(f.gain_b)} here.")
+        on = [f"{signed(gain)} on {gpu_of(str(key))}" for gain, key in ((f.gain_a, a), (f.gain_b, b))]
+        say(f"{kind}: {f.first} against {f.second}: {', '.join(on)}.")
+    if rows and not flips:
+        say("No pair of these is in another order there.")
 
 
 def vars_of(record: Any) -> dict[str, Any]:

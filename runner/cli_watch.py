@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from runner import queries, states, verbs
-from runner.board import trust_word
+from runner.board import trust_word, whole_class
 from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, say_unwatched, table, wait_for_answer
 from runner.errors import BadValue, UnknownName
 from runner.lab import Lab
@@ -239,7 +239,7 @@ def write(text: str) -> None:
 def leaderboard(
     context: typer.Context,
     class_key: Annotated[
-        str | None, typer.Option("--class", metavar="KEY", help="The class of GPU, software and data (default: the busiest).")
+        str | None, typer.Option("--class", metavar="PART", help="A class, or a part only it has, such as H200 (default: the busiest).")
     ] = None,
     budget: Annotated[float | None, typer.Option("--budget", "-b", metavar="SECONDS", help="Results at this budget.")] = None,
     limit: Limit = 20,
@@ -247,7 +247,7 @@ def leaderboard(
 ) -> None:
     """The best results. Ranked inside one class of GPU, software and data, at one budget."""
     lab = lab_of(context)
-    board = queries.leaderboard(lab, class_key=class_key, budget_s=budget, limit=limit)
+    board = queries.leaderboard(lab, class_key=whole_class(lab, class_key), budget_s=budget, limit=limit)
     if json:
         emit(lab, board)
     else:
@@ -286,6 +286,9 @@ def print_leaderboard(lab: Lab, board: dict[str, Any]) -> None:
     )
     if len(board["ladder"]) > 1:
         say("Best at each budget: " + ", ".join(f"{ago(s['budget_s'])} {bpb(s['val_bpb'])} ({s['id']})" for s in board["ladder"]))
+    if apart := list(dict.fromkeys(str(c["class"]) for c in board["classes"] if c["runs"] and c["class"] != board["class"])):
+        more = f" and {len(apart) - 4} more" if len(apart) > 4 else ""
+        say(f"Not comparable with it: {'; '.join(apart[:4])}{more} (--class shows one).")
     _say_unranked(board)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner import board, report_types
+from runner import board, report_types, sources
 from runner.board import trust_word
 from runner.errors import BadValue, LabError
 from runner.lab import Lab
@@ -282,7 +282,7 @@ def phases(night: Night) -> list[tuple[list[str], list[Run]]]:
     """The night in stretches: runs in the order of submission that change the same constants; short stretches join the one before."""
     out: list[tuple[list[str], list[Run]]] = []
     for run in sorted(night.runs, key=lambda r: r.seq):
-        names = sorted(run.cell or run.overrides or {})
+        names = _varied(run)
         if out and (out[-1][0] == names or run.purpose in ("repeat", "promotion") or not names):
             out[-1][1].append(run)
         else:
@@ -294,12 +294,18 @@ def phases(night: Night) -> list[tuple[list[str], list[Run]]]:
     return out
 
 
+def _varied(run: Run) -> list[str]:
+    """The constants a run changed, but for its seed."""
+    return sorted(name for name in run.cell or run.overrides or {} if not sources.names_seed(name))
+
+
 def _phases(night: Night) -> str:
     scope = {r.id for r in ranked(night)}
     rows: list[list[str]] = []
     before: float | None = None
     for names, runs in phases(night):
-        good = [r for r in runs if r.id in scope]
+        # A baseline or a repeat in between is no success of what was varied then.
+        good = [r for r in runs if r.id in scope and (bool(own := _varied(r)) == bool(names)) and set(own) <= set(names)]
         best = min(good, key=value) if good else None
         step = before - value(best) if best is not None and before is not None else None
         kept = sum(r.verdict == Verdict.KEEP for r in runs)

@@ -29,7 +29,7 @@ from runner.errors import BadValue, Refused, UnknownName
 from runner.lab import Lab
 from runner.records import Json, Outcome, Purpose, Request, Run, Submission, Submitted, Trust, Verdict, WaveRequest
 from runner.replays import submitted_once
-from runner.research import surroundings
+from runner.research import promotion, surroundings
 from runner.scheduler import matches_type
 
 ANSWERED = "This request_id was answered before; nothing new was done."
@@ -299,7 +299,7 @@ def promote(
         if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= submitting.MAX_SEEDS:
             raise BadValue(f"seeds is {seeds!r}.", next_step=f"Allowed: 1 to {submitting.MAX_SEEDS}.")
         budget = submitting.checked_budget(lab.policy().limits, budget_s if budget_s is not None else run.budget_s)
-        notes = submitting.check_place(lab, gpu_type, None)
+        notes = submitting.check_place(lab, gpu_type, None) + promotion.unmeasured(lab, run, gpu_type, budget)
         submitting.refuse_promoted(lab, run, budget, gpu_type)
         submitting.check_limits(lab, who, seeds, budget)
         ids = [

@@ -23,6 +23,7 @@ IMPORT_S = 8.0  # the part of the start that is importing torch: a standby does 
 EVAL_S = 11.0  # upstream's sample in program.md: 325.9 s in all for 300.1 s of training
 LINE_EVERY_S = 5.0  # one progress line kept for so much training
 VOCAB = 8192
+BATCH, ROWS = "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE"
 
 
 class Tape:
@@ -50,11 +51,18 @@ class Script:
 
 
 def constants_of(text: str, known: Mapping[str, float]) -> dict[str, float]:
-    """The constants of a source that the surface knows, as numbers; others are ignored (they have no effect here)."""
+    """The constants of a source that the surface knows, as numbers; others are ignored (they have no effect here).
+
+    A device batch of None is left to the script, as in our trainer: the most that the surface runs well and the total batch divides by.
+    """
     names = "|".join(map(re.escape, known))
     lines = re.findall(rf"^(?:{names})\s*(?::[^=\n]+)?=[^=].*$", text, re.MULTILINE)
     found = sources.constants("\n".join(lines))
-    return {k: v for k, v in found.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    numbers = {k: v for k, v in found.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    if found.get(ROWS, 0) is None:
+        total = numbers.get(BATCH, known.get(BATCH, surface.DEFAULTS[BATCH]))
+        numbers[ROWS] = next((n for n in range(int(known[ROWS]), 0, -1) if not total % (n * surface.SEQ_LEN)), int(known[ROWS]))
+    return numbers
 
 
 def write_script(run_id: str, text: str, gpu: str, budget_s: float, crash_share: float, of: Any = surface) -> Script:

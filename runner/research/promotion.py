@@ -120,6 +120,17 @@ def best_of(lab: Lab, runs: Sequence[Run], top: int, ranked: Ranked | None = Non
     return [(run, why) for _, _, run, why in found[:top]]
 
 
+def unmeasured(lab: Lab, run: Run, gpu_type: str | None, budget_s: float) -> list[str]:
+    """A note where a promotion will have nothing to be measured by: no baseline ran, or is to run, on that GPU at that budget."""
+    key = run.class_key if gpu_type is None else class_of_type(lab, gpu_type)
+    if key is not None and board.baseline_of(board.collect(lab, key, budget_s)[0]) is not None:
+        return []
+    if lab.store.count_runs("purpose = 'baseline' AND budget_s = ? AND phase != 'ended'", (budget_s,)):
+        return []
+    where = gpu_type or gpu_of(key or "its GPU")
+    return [f"No baseline ran on {where} at {budget_s:g} s, so its gain cannot be told: run the script as a baseline there, too."]
+
+
 def _promoted(lab: Lab, run: Run, rule: Rule) -> bool:
     budget = rule.budget_s if rule.budget_s is not None else run.budget_s
     return bool(

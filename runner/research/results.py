@@ -48,10 +48,18 @@ def _cells(run: Run, commit: str) -> dict[str, str]:
         "commit": commit,
         "experiment_id": run.id,
         "val_bpb": "0.000000" if crashed else _exact(float(run.val_bpb or 0), 6),
-        "memory_gb": "0.0" if crashed or run.peak_vram_mb is None else f"{run.peak_vram_mb / 1024:.1f}",
+        "memory_gb": "0.0" if crashed else _memory(run),
         "status": "crash" if crashed else run.verdict or "undecided",
         "description": tsv_cell("; ".join(filter(None, (changed, run.hypothesis))) or run.purpose),
     }
+
+
+def _memory(run: Run) -> str:
+    """GiB as upstream rounds them, but of imported rows as they came; empty where nobody knows."""
+    if run.peak_vram_mb is None:
+        return ""
+    gib = run.peak_vram_mb / 1024
+    return _exact(gib, 1) if run.class_key == IMPORTED_CLASS else f"{gib:.1f}"
 
 
 def _exact(value: float, digits: int) -> str:

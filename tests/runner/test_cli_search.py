@@ -48,13 +48,26 @@ def test_two_types_are_compared_by_rank_and_relative_gain(lab: Lab, capsys: pyte
     assert [(r["rank_a"], r["rank_b"]) for r in found["rows"]] == [(1, 2), (2, 1), (3, 3)]
     assert found["rows"][0]["percent_a"] == pytest.approx(3.0)
     assert [(f["first"], f["second"], f["clear"]) for f in found["flips"]] == [("r0002", "r0003", False)]
-    assert "Flip within noise" in run(lab, capsys, "compare", "H100", "H200", "--budget", "20")[1]
+    said = run(lab, capsys, "compare", "H100", "H200", "--budget", "20")[1]
+    assert "Flip within noise: r0002 against r0003: +0.010000 on H100, -0.010000 on H200." in said and "another order" not in said
     code, _, err = run(lab, capsys, "compare", "H100", "B200")
     assert code == 2
     assert "B200" in err
     code, _, err = run(lab, capsys, "compare", "H100", "h100")
     assert code == 2 and "one class here (H100)" in err
     assert "`overnight promote ID --gpu H200`" in run(lab, capsys, "compare", "H100", "H200", "--budget", "77")[1]
+
+
+def test_two_types_that_agree_say_so_and_each_board_names_the_other(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    results(lab, "H100", [1.00, 0.97, 0.98])
+    results(lab, "H200", [0.99, 0.95, 0.96])
+    assert "No pair of these is in another order there." in run(lab, capsys, "compare", "H100", "H200", "--budget", "20")[1]
+    for part, own, other in (("h200", "H200 · torch 2", "H100 · torch 2"), ("H100", "H100 · torch 2", "H200 · torch 2")):
+        said = run(lab, capsys, "leaderboard", "--class", part)[1]
+        assert said.startswith(f"class {own},") and f"Not comparable with it: {other} (--class shows one)." in said
+    code, _, err = run(lab, capsys, "leaderboard", "--class", "torch")
+    assert code == 2 and "is part of 2 classes" in err
+    assert run(lab, capsys, "leaderboard", "--class", "B200")[0] == 2
 
 
 def test_results_go_out_and_come_in(lab: Lab, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

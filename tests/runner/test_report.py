@@ -11,7 +11,7 @@ import pytest
 from runner import verbs
 from runner.errors import LabError
 from runner.plot import Bar, Dot, best_so_far, progress_svg, slots_svg, ticks
-from runner.records import Submission
+from runner.records import Submission, WaveRequest
 from runner.report import alone_s, gather, markdown, phases, write_plot, write_report
 from runner.research.results import import_results
 from tests.runner.labs import finish, make_lab
@@ -117,6 +117,19 @@ def test_phases_follow_what_is_varied(tmp_path: Path) -> None:
     assert sum(len(runs) for _, runs in found) == len(gather(lab).runs)
     wave = next(runs for names, runs in found if names == ["MATRIX_LR", "TOTAL_BATCH_SIZE"])
     assert {r.id for r in wave} >= {f"r{n:04d}" for n in range(4, 13)}
+
+
+def test_a_baseline_run_again_is_no_success_of_what_was_varied_before_it(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    first = verbs.submit(lab, Submission(purpose="baseline", seeds=2), who="cli").run_ids
+    wave = verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [9, 10]}), who="cli").run_ids
+    again = verbs.submit(lab, Submission(purpose="baseline", allow_duplicate=True), who="cli").run_ids
+    for run_id, value in zip([*first, *wave, *again], (1.0, 0.99, 0.98, 0.985, 0.9), strict=True):
+        finish(lab, run_id, value)
+    rows = [line.strip("| ").split(" | ") for line in _table_of(markdown(gather(lab)), "What worked, and when")]
+    told = [[cell.strip() for cell in row][1:6] for row in rows]
+    assert told[-2:] == [["2", "the script itself", "0.990000", "-", first[1]], ["3", "DEPTH", "0.980000", "0.010000", wave[0]]]
+    lab.close()
 
 
 def test_a_refuted_claim_is_no_result(tmp_path: Path) -> None:

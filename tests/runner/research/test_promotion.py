@@ -104,3 +104,16 @@ def test_a_rule_never_promotes_to_a_shorter_budget(tmp_path: Path) -> None:
 def test_a_rule_that_cannot_be_used_is_refused_when_it_is_read(tmp_path: Path, rule: str, says: str) -> None:
     with pytest.raises(PolicyError, match=says):
         make_lab(tmp_path, policy=f"promote = {rule}").policy()
+
+
+def test_a_promotion_to_where_no_baseline_ran_says_so(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path)
+    (base,) = verbs.submit(lab, Submission(purpose="baseline"), who="cli").run_ids
+    finish(lab, base, 1.0, class_key="H100", gpu_name="NVIDIA H100")
+    (run_id,) = verbs.submit(lab, Submission(overrides={"DEPTH": 9}), who="cli").run_ids
+    finish(lab, run_id, 0.9, class_key="H100", gpu_name="NVIDIA H100")
+    assert "No baseline ran on H200 at 20 s" in " ".join(verbs.promote(lab, run_id, who="cli", gpu_type="H200").notes)
+    assert "No baseline ran on H100 at 80 s" in " ".join(verbs.promote(lab, run_id, who="cli", budget_s=80).notes)
+    verbs.submit(lab, Submission(purpose="baseline", budget_s=90), who="cli")
+    assert not any("baseline" in note for note in verbs.promote(lab, run_id, who="cli", budget_s=90).notes)  # it is to run
+    lab.close()

@@ -108,3 +108,13 @@ def test_numbers_are_exact_and_text_stays_in_its_cell(lab: Lab, value: float, wo
     assert len(lines) == 1 + lab.store.count_runs()
     assert all(len(line.split("\t")) == 5 for line in lines)
     assert float(lines[-1].split("\t")[1]) == value
+
+
+def test_memory_of_imported_rows_goes_out_as_it_came(lab: Lab) -> None:
+    head = "commit\tval_bpb\tmemory_gb\tstatus\tdescription\n"
+    rows = f"{head}a1\t0.990000\t12.25\tkeep\tx\nb2\t0.980000\t\tkeep\ty\nc3\t0.000000\t0.0\tcrash\tz\n"
+    import_results(lab, rows, who="cli")
+    assert export_results(lab) == rows
+    own = verbs.submit(lab, Submission(), who="cli").run_ids[0]
+    finish(lab, own, 1.0, peak_vram_mb=45060.2)
+    assert export_results(lab).splitlines()[-1].split("\t")[2] == "44.0"
