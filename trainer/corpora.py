@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import lzma
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ VALIDATION_EVERY, VALIDATION_AT = 12, 5  # document i is validation when i % 12 
 SHARD_GLOB = "shard_*.parquet"
 TEXT_SUFFIXES = frozenset(".c .cc .cpp .cu .cuh .go .h .hpp .html .java .js .jsonl .md .py .pyi .rs .rst .tex .ts .txt".split())
 MAX_FILE_BYTES = 16 << 20  # a larger "text" file is a dump or a data set and would drown the rest
+MOST_BLANKS = 500_000  # in a row: both tokenizers run out of stack between 600,000 and a million
+BLANKS = re.compile(rf"\s{{{MOST_BLANKS + 1}}}")
 
 
 class DataError(Exception):
@@ -36,7 +39,8 @@ class Corpus:
 
     @property
     def name(self) -> str:
-        return self.files[0].name.removesuffix(".txt.xz") if self.kind == "embedded" else self.root.name
+        name = self.files[0].name.removesuffix(".txt.xz") if self.kind == "embedded" else self.root.name
+        return os.fsencode(name).decode("utf-8", "replace")  # a name on disk need not be UTF-8
 
     def signature(self) -> str:
         """A cheap fingerprint that says whether the text may have changed: an archive's bytes, else names, sizes and times."""
@@ -46,14 +50,16 @@ class Corpus:
         for path in self.files:
             stat = path.stat()
             lines.append(f"{path.relative_to(self.root)} {stat.st_size} {stat.st_mtime_ns}")
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
     def read(self, say: Callable[[str], None] = lambda text: None) -> tuple[list[str], list[str]]:
         """Training and validation documents, in a fixed order; files that are no documents are counted in words to `say`."""
         if self.kind == "shards":
-            *train, validation = self.files  # the last shard is validation, as upstream pins it
-            return [text for path in train for text in read_shard(path)], read_shard(validation)
+            *parts, last = self.files  # the last shard is validation, as upstream pins it
+            train, validation = [text for path in parts for text in read_shard(path)], read_shard(last)
+            return self._without_blanks(train, say), self._without_blanks(validation, say)
         documents, left_out = (_read_embedded(self.files[0]), "") if self.kind == "embedded" else _read_folder(self.files)
+        documents = self._without_blanks(documents, say)
         if len(documents) < VALIDATION_EVERY:
             raise DataError(
                 f"{self.root} holds {len(documents)} usable documents{f' (left out: {left_out})' if left_out else ''}; "
@@ -63,6 +69,13 @@ class Corpus:
             say(f"{self.root}: left out {left_out}")
         train = [text for i, text in enumerate(documents) if i % VALIDATION_EVERY != VALIDATION_AT]
         return train, documents[VALIDATION_AT::VALIDATION_EVERY]
+
+    def _without_blanks(self, documents: list[str], say: Callable[[str], None]) -> list[str]:
+        """The documents that can be split into words at all."""
+        kept = [text for text in documents if len(text) <= MOST_BLANKS or not BLANKS.search(text)]
+        if len(kept) < len(documents):
+            say(f"{self.root}: left out {len(documents) - len(kept)} with over {MOST_BLANKS:,} blanks in a row")
+        return kept
 
 
 def find_corpus(where: str | None = None) -> Corpus:
@@ -114,12 +127,15 @@ def read_shard(path: Path) -> list[str]:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path, columns=["text"])
-    except (pyarrow.ArrowInvalid, OSError, KeyError) as error:
-        raise DataError(
-            f"{path} is damaged or half downloaded ({str(error).splitlines()[0][:120]}); delete it and run: python prepare.py"
-        ) from error
-    return [text for text in table.column("text").to_pylist() if text]
+        names = pyarrow.parquet.read_schema(path).names
+        texts = pyarrow.parquet.read_table(path, columns=["text"]).column("text").to_pylist() if "text" in names else None
+    except (pyarrow.ArrowException, OSError, KeyError, UnicodeDecodeError) as error:
+        why = next(iter(str(error).splitlines()), type(error).__name__)[:120]
+        again = "delete it, and fetch it again: python prepare.py --shards N"
+        raise DataError(f"{path} is damaged or half downloaded ({why}); {again}") from error
+    if texts is None or not all(isinstance(text, str) for text in texts if text is not None):
+        raise DataError(f"{path} has no column `text` that holds text (its columns: {', '.join(names)[:120]}); name other shards")
+    return [text for text in texts if text]
 
 
 def _kind_of_file(path: Path) -> str:

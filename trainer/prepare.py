@@ -401,6 +401,7 @@ def _save(folder: Path, name: str, array: np.ndarray) -> None:
 
 
 def main() -> int:
+    sys.stdout.reconfigure(errors="backslashreplace")  # the name of a folder need not be UTF-8
     parser = argparse.ArgumentParser(description="Prepare data for training. Does nothing when it is prepared already.")
     parser.add_argument(
         "--from-folder",

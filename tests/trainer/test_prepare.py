@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -127,6 +128,40 @@ def test_a_folder_of_text_becomes_a_corpus(folder: Folder, tmp_path: Path) -> No
     (texts / "sub" / "00.md").write_text(words(99, 300))  # changed text is other data
     assert folder.run("prepare.py", "--from-folder", str(texts)).returncode == 0
     assert len(list(folder.data.glob("texts-*"))) == 2
+
+
+def test_names_that_are_no_utf8_and_endless_blanks_do_not_stop_a_folder(folder: Folder, tmp_path: Path) -> None:
+    texts = tmp_path / os.fsdecode(b"caf\xe9")
+    texts.mkdir()
+    for i in range(14):
+        (texts / f"{i:02d}.txt").write_text(words(i, 300))
+    (texts / os.fsdecode(b"na\xefve.txt")).write_text(words(77, 300))
+    (texts / "padding.txt").write_text("begin" + " " * 1_000_000 + "end")  # the tokenizers' regular expression runs out of stack
+    folder.data = tmp_path / "data"
+    done = folder.run("prepare.py", "--from-folder", str(texts))
+    assert done.returncode == 0, done.stderr
+    assert "left out 1 with over 500,000 blanks in a row" in done.stdout
+    assert json.loads(next(folder.data.glob("*/meta.json")).read_text())["documents"] == [14, 1]
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "says"),
+    [
+        ("body", ["a text", "another"], "no column `text` that holds text (its columns: body)"),
+        ("text", [1, 2], "no column `text` that holds text"),
+        ("text", [b"a text", b"another"], "no column `text` that holds text"),
+        ("text", ["a text", None], "is damaged or half downloaded ('utf-8' codec"),
+    ],
+)
+def test_a_shard_without_text_is_one_sentence(folder: Folder, tmp_path: Path, column: str, values: list, says: str) -> None:
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for i in range(2):
+        parquet.write_table(pa.table({column: values}), tmp_path / f"shard_{i:05d}.parquet", compression="none", use_dictionary=False)
+    if None in values:  # one byte flips on the disk
+        path = tmp_path / "shard_00000.parquet"
+        path.write_bytes(path.read_bytes().replace(b"a text", b"a \xffext"))
+    broken = folder.run("prepare.py", "--from-folder", str(tmp_path))
+    assert broken.returncode == 1 and says in broken.stderr and broken.stderr.count("\n") == 1, broken.stderr
 
 
 @pytest.mark.parametrize(
