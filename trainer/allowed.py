@@ -18,6 +18,9 @@ CHOICES = {
 COUNTS = ("DEPTH", "ASPECT_RATIO", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE")
 MOST = 2**32  # of a count: tokens per step of the largest models are a hundredth of it
 ABOVE_0 = ("SOFTCAP", "CHECKPOINT_EVERY_S")
+RATES = ("MATRIX_LR", "ADAMW_MATRIX_LR", "EMBEDDING_LR", "UNEMBEDDING_LR", "SCALAR_LR")
+NUMBERS = (*RATES, "WEIGHT_DECAY", "WARMUP_RATIO", "WARMDOWN_RATIO", "FINAL_LR_FRAC")
+LARGEST = 1e30  # of a number: float32 ends at 3e38
 # None leaves these to the device or the data
 OPEN = frozenset({"DEPTH", "HEAD_DIM", "SEQ_LEN", "TOTAL_BATCH_SIZE", "DEVICE_BATCH_SIZE", "COMPILE", "ATTENTION", "LOSS"})
 
@@ -39,10 +42,10 @@ def _kinds(known: Mapping[str, Any]) -> str | None:
             return f"{name} is {value!r:.80}; it must be a whole number above 0"
         if value >= MOST:
             return f"{name} is too large; it must be below {MOST:,}"
-    for name in ABOVE_0:
-        value = known.get(name, 1)
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-            return f"{name} is {value!r:.80}; it must be a number above 0"
+    for name in (*ABOVE_0, *NUMBERS):
+        value, above_0 = known.get(name, 1), name in ABOVE_0
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not (value > 0 if above_0 else -LARGEST < value < LARGEST):
+            return f"{name} is {value!r:.80}; it must be a number{' above 0' if above_0 else ''}"
     seed, betas = known.get("SEED", 0), known.get("ADAM_BETAS", (0, 0))
     if not isinstance(seed, int) or not 0 <= seed < 2**63:
         return f"SEED is {seed!r:.80}; it must be a whole number from 0 to 2**63 - 1"

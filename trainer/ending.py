@@ -18,6 +18,11 @@ from settings import BadSetting, Plan
 COMPILER_MODULES = ("torch._dynamo", "torch._inductor", "triton")
 
 
+def exhausts(error: BaseException) -> bool:
+    """Whether it says that memory is used up: PyTorch has a type for a GPU's, and only words for the machine's."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+
+
 def compiler_fault(error: BaseException) -> str | None:
     """The first line of a failure that is the compiler's own; None for any other error, out of memory among them."""
     seen: BaseException | None = error
@@ -38,7 +43,9 @@ def out_of_memory(plan: Plan, foreign_gib: float, fits: Callable[[int], None], r
         try:
             fits(rows)
             break
-        except torch.OutOfMemoryError:
+        except (RuntimeError, MemoryError) as error:
+            if not exhausts(error):
+                raise
             rows //= 2
     tried = f"{plan.device_rows} rows of {plan.seq_len} tokens at once do not fit in memory"
     advice = f"DEVICE_BATCH_SIZE = {rows} fits" if rows else "not even one row does: make the model smaller"
@@ -58,9 +65,9 @@ def one_sentence(report: Report) -> Iterator[None]:
         report.fail("no_bf16", str(error))
     except BadSetting as error:
         report.fail("bad_setting", str(error))
-    except torch.OutOfMemoryError as error:
-        report.fail("oom", f"out of GPU memory outside the training steps: {str(error).splitlines()[0]}")
     except Exception as error:
+        if exhausts(error):
+            report.fail("oom", f"out of memory outside the training steps ({first_line(error)}); make the model smaller, or free some")
         reason = compiler_fault(error)
         if reason is None:
             raise

@@ -6,6 +6,7 @@ Fixed: an experiment does not edit it. What does not fit together is one sentenc
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ class Plan:
 
 def make_plan(constants: Mapping[str, Any], presets: Mapping[str, Any], seq_len: int, data_folder: Path, device: torch.device) -> Plan:
     """The plan of `constants` (None: not chosen), after preflight's choices, the presets and the data's row length. Raised: BadSetting."""
+    if not isinstance(TIME_BUDGET, (int, float)) or not 0 < TIME_BUDGET < math.inf:
+        raise BadSetting(f"TIME_BUDGET in prepare.py is {TIME_BUDGET!r:.80}; it must be a number of seconds above 0")
     given = {name: value for name, value in constants.items() if name.isupper() and value is not None}
     measured = {n: v for n, v in preflight_choices(data_folder, device).items() if n not in CHOICES or v in CHOICES[n]}
     chosen = {"SEQ_LEN": seq_len, **presets, **measured, **given}

@@ -23,7 +23,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from attention import attend, prepare
 from device import LossReader, choose_device, facts, held_by_others_gib, peak_memory_mib
-from ending import compiler_fault, one_sentence, out_of_memory
+from ending import compiler_fault, exhausts, one_sentence, out_of_memory
 from feed import batches
 from peaks import peak_flops
 from prepare import EVALUATOR, TIME_BUDGET, Dataset, evaluate_bpb, load_dataset
@@ -508,13 +508,13 @@ def one_pass(model: GPT, plan: Plan, rows: int) -> None:
 
 def run(report: Report) -> None:
     started = time.perf_counter()
-    torch.manual_seed(SEED)
     torch.set_float32_matmul_precision("high")
     device = choose_device()
     foreign_gib = held_by_others_gib(device)
     data = load_dataset(say=report.note)
     plan = make_plan(globals(), PRESETS[device.type], data.seq_len, data.folder.parent, device)
     config = GPTConfig(plan.seq_len, data.vocab_size, plan.depth, plan.n_head, plan.width, VALUE_EMBEDDINGS, SOFTCAP)
+    torch.manual_seed(SEED)
     with device:
         model = GPT(config, plan.attention, torch.bfloat16 if device.type == "cuda" else torch.float32)
         model.init_weights()
@@ -531,7 +531,9 @@ def run(report: Report) -> None:
     exhausted = False
     try:
         training.run()
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        if not exhausts(error):
+            raise
         exhausted = True  # only behind the handler is the memory of the failed pass free: until then the traceback holds it
     if exhausted:
         model.zero_grad(set_to_none=True)

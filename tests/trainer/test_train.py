@@ -86,6 +86,11 @@ def test_the_device_batch_follows_a_smaller_total(folder: Folder) -> None:
         ({"LOSS": '"fused"'}, "needs a GPU"),
         ({"ATTENTION": '"flex"'}, "ATTENTION is 'flex', but it needs a GPU; these work here: default, flash, math"),
         ({"SOFTCAP": "0"}, "SOFTCAP is 0; it must be a number above 0"),
+        ({"MATRIX_LR": "'0.04'"}, "MATRIX_LR is '0.04'; it must be a number"),
+        ({"WARMUP_RATIO": "None"}, "WARMUP_RATIO is None; it must be a number"),
+        ({"WEIGHT_DECAY": "1e999"}, "WEIGHT_DECAY is inf; it must be a number"),
+        ({"SEED": "None"}, "SEED is None; it must be a whole number from 0"),
+        ({"SEED": "2**70"}, "it must be a whole number from 0 to 2**63 - 1"),
         ({"OPTIMIZER": "None"}, "OPTIMIZER is None; it must be one of: muon, adamw"),
         ({"ATTENTION": '"sdpa"'}, "ATTENTION is 'sdpa'; it must be one of: default, cudnn, flash, efficient, math, flex, fa4, fa3, fa2"),
         ({"HEAD_DIM": "15"}, "must be even"),
@@ -98,6 +103,22 @@ def test_constants_that_do_not_fit_are_one_sentence(folder: Folder, change: dict
     broken = folder.run("train.py")
     assert broken.returncode == 1 and says in broken.stderr and broken.stderr.count("\n") == 1
     assert folder.events()[-1]["event"] == "error" and folder.events()[-1]["cause"] == "bad_setting"
+
+
+@pytest.mark.parametrize("budget", ["0", "-1", "'60'", "None", "1e999"])
+def test_a_budget_that_cannot_be_is_one_sentence(folder: Folder, budget: str) -> None:
+    folder.constants(**SMALL)
+    folder.constants("prepare.py", TIME_BUDGET=budget)
+    broken = folder.run("train.py")
+    assert broken.returncode == 1 and "TIME_BUDGET in prepare.py is" in broken.stderr and broken.stderr.count("\n") == 1
+    assert folder.events()[-1]["cause"] == "bad_setting"
+
+
+def test_a_model_that_the_machines_memory_cannot_hold_is_one_sentence(folder: Folder) -> None:
+    folder.constants(**{**SMALL, "HEAD_DIM": "2**31"})  # a matrix of 4 million TB
+    broken = folder.run("train.py")
+    assert broken.returncode == 1 and "error: out of memory outside the training steps" in broken.stderr, broken.stderr
+    assert broken.stderr.count("\n") == 1 and folder.events()[-1]["cause"] == "oom"
 
 
 def test_a_learning_rate_that_diverges_ends_the_run_at_once(folder: Folder) -> None:
@@ -189,8 +210,15 @@ def test_a_checkpoint_that_cannot_be_written_costs_the_verification_not_the_resu
     assert folder.events("error")[0]["cause"] in ("checkpoint", "disk_full") and folder.events()[-1]["event"] == "summary"
 
 
-@pytest.mark.parametrize(("limit", "says"), [(5, "DEVICE_BATCH_SIZE = 4 fits"), (0, "not even one row does")])
-def test_out_of_memory_names_the_largest_batch_that_fits(folder: Folder, limit: int, says: str) -> None:
+GPU_FULL = "torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.')"
+RAM_FULL = "RuntimeError('[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can\\'t allocate memory: you tried 2 GiB.')"
+
+
+@pytest.mark.parametrize(
+    ("limit", "says", "full"),
+    [(5, "DEVICE_BATCH_SIZE = 4 fits", GPU_FULL), (0, "not even one row does", GPU_FULL), (5, "DEVICE_BATCH_SIZE = 4 fits", RAM_FULL)],
+)
+def test_out_of_memory_names_the_largest_batch_that_fits(folder: Folder, limit: int, says: str, full: str) -> None:
     folder.constants(**SMALL)
     text = (folder.path / "train.py").read_text()
     forward = '        """Cross-entropy of every token in nats, [B, T]."""\n'
@@ -200,7 +228,7 @@ def test_out_of_memory_names_the_largest_batch_that_fits(folder: Folder, limit: 
         GPT.alive, activations = alive, type("Activations", (), dict())()
         alive.add(activations)
         if len(idx) > {limit} or len(alive) > 1:  # what a failed pass held must be free before fewer rows are tried
-            raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 2 GiB.')
+            raise {full}
 """
     (folder.path / "train.py").write_text(text.replace(forward, forward + refusal))
     broken = folder.run("train.py")

@@ -136,6 +136,7 @@ def our_lab(tmp_path: Path) -> Any:
         ({"SEED": -1}, "SEED is -1; it must be a whole number from 0"),
         ({"ADAM_BETAS": (1.0, 0.95)}, "ADAM_BETAS is (1.0, 0.95); it must be two numbers from 0 up to and without 1"),
         ({"CHECKPOINT_EVERY_S": 0}, "CHECKPOINT_EVERY_S is 0; it must be a number above 0"),
+        ({"EMBEDDING_LR": -1e300}, "EMBEDDING_LR is -1e+300; it must be a number"),
         ({"SOFTCAP": 0.0}, "SOFTCAP is 0.0; it must be a number above 0"),
         ({"TOTAL_BATCH_SIZE": 1000, "SEQ_LEN": 256}, "TOTAL_BATCH_SIZE 1000 is not a multiple of the row length 256; the nearest"),
         ({"TOTAL_BATCH_SIZE": 2048, "SEQ_LEN": 256, "DEVICE_BATCH_SIZE": 3}, "TOTAL_BATCH_SIZE 2048 is 8 rows of 256, which DEVICE"),
