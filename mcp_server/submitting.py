@@ -182,11 +182,6 @@ def submitted(call: Call, done: Submitted) -> Answer:
     if trouble := call.desk.wake_daemon(lab):
         notes.append(trouble)
     runs = [run for run in (lab.store.run(i) for i in done.run_ids) if run is not None]
-    if len(runs) > 1 and runs[0].gpu_type is None and (types := types_of(lab, runs[0].want_host))[1:]:
-        notes.append(
-            f"They take any GPU, and there are {len(types)} types ({', '.join(types)}): what ran on different types is not compared. "
-            "gpu_type keeps them on one."
-        )
     facts: dict[str, Any] = {"id": done.run_ids[0]} if len(done.run_ids) == 1 and done.wave_id is None else {}
     if done.wave_id is not None:
         facts["wave"] = done.wave_id
@@ -205,11 +200,6 @@ def submitted(call: Call, done: Submitted) -> Answer:
     elif done.run_ids:
         answer.next_step = f"wait_for_results(ids={done.run_ids})" if len(done.run_ids) <= 4 else "wait_for_results()"
     return answer
-
-
-def types_of(lab: Lab, host: str | None) -> list[str]:
-    """The GPU types of a lab, or of one of its hosts."""
-    return sorted({gpu.name for gpu in lab.store.gpus() if host in (None, gpu.host)})
 
 
 def outlook(lab: Lab, run_ids: list[str]) -> str:

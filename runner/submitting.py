@@ -206,6 +206,17 @@ def check_place(lab: Lab, gpu_type: str | None, host: str | None) -> list[str]:
     return []
 
 
+def check_places(lab: Lab, gpu_type: str | None, host: str | None) -> list[str]:
+    """As `check_place`, for the runs of a wave: a note, too, where several types of GPU may take them, which are not compared."""
+    notes = check_place(lab, gpu_type, host)
+    here = [g.name for g in lab.store.gpus() if host in (None, g.host)]
+    names = sorted({name for name in here if gpu_type is None or matches_type(gpu_type, name)})
+    if len(names) < 2:
+        return notes
+    told = f"They may go to {len(names)} types ({', '.join(names)}), and what ran on different types is not compared."
+    return [*notes, f"{told} A GPU type (gpu_type, --gpu) keeps them on one."]
+
+
 def check_limits(lab: Lab, agent: str, new_runs: int, budget_s: float) -> None:
     """Refuse what would pass a limit of the policy, in words that say which and how much is left."""
     limits, store = lab.policy().limits, lab.store

@@ -163,7 +163,7 @@ def _seeded(base: submitting.Prepared, prepared: submitting.Prepared, nth: int) 
 def _submit_wave(lab: Lab, request: WaveRequest, plan: Plan | None, who: str) -> Submitted:
     base, cells = plan or _plan_wave(lab, request)
     budget_s = submitting.checked_budget(lab.policy().limits, request.budget_s)
-    notes = submitting.check_place(lab, request.gpu_type, request.host) + surroundings.check(lab, base.script.root, request.host)
+    notes = submitting.check_places(lab, request.gpu_type, request.host) + surroundings.check(lab, base.script.root, request.host)
     submitting.check_trainer(lab, base, budget_s)
     ready, known = [], []
     seen: dict[str, dict[str, Any]] = {}
@@ -275,7 +275,7 @@ def repeat(lab: Lab, run_id: str, n: int = 1, *, who: str, why: str | None = Non
 
 
 def _same_type(lab: Lab, run: Run) -> str | None:
-    """Where a repeat belongs: on the type of GPU its run had, for on another it would be of another class and tell nothing about noise."""
+    """Where a repeat, or a promotion to a longer budget, belongs: on the type of GPU its run had, for another is another class."""
     names = {g.name for g in lab.store.gpus()}
     return run.gpu_name if run.gpu_name in names and len(names) > 1 else run.gpu_type
 
@@ -299,8 +299,9 @@ def promote(
         if isinstance(seeds, bool) or not isinstance(seeds, int) or not 1 <= seeds <= submitting.MAX_SEEDS:
             raise BadValue(f"seeds is {seeds!r}.", next_step=f"Allowed: 1 to {submitting.MAX_SEEDS}.")
         budget = submitting.checked_budget(lab.policy().limits, budget_s if budget_s is not None else run.budget_s)
-        notes = submitting.check_place(lab, gpu_type, None) + promotion.unmeasured(lab, run, gpu_type, budget)
-        submitting.refuse_promoted(lab, run, budget, gpu_type)
+        place = gpu_type or _same_type(lab, run)
+        notes = submitting.check_place(lab, gpu_type, None) + promotion.unmeasured(lab, run, place, budget)
+        submitting.refuse_promoted(lab, run, budget, place)
         submitting.check_limits(lab, who, seeds, budget)
         ids = [
             _copy(
@@ -310,7 +311,7 @@ def promote(
                 Purpose.PROMOTION,
                 promoted_from=run.id,
                 parent=run.parent,
-                gpu_type=gpu_type or run.gpu_type,
+                gpu_type=place,
                 want_host=None,
                 budget_s=budget,
                 seed=None if nth == 0 else (run.seed or 0) + nth,

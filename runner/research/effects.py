@@ -341,6 +341,11 @@ def _fill(out: Analysis, fit: _Fit, levels: dict[str, list[Any]], sign: float) -
             rows.append((Effect(name, level, effect if n else None, se if n else None, n), c))
         out.effects += [e for e, _ in rows]
         out.factors.append(_summary(name, rows, fit, bar, sign))
+        if any(effect.effect is None and effect.n for effect, _ in rows) and len(fit.blocks) > 1:
+            out.notes.append(
+                f"Not every level of {name} met every other in one class: best and worst are of those that did. "
+                "Runs of one wave on one GPU type can all be compared."
+            )
     if fit.full is not None:
         for a, b in fit.pairs:
             out.interactions += _pair(a, b, levels, fit, bar)
@@ -355,17 +360,14 @@ def _fill(out: Analysis, fit: _Fit, levels: dict[str, list[Any]], sign: float) -
 
 
 def _summary(name: str, rows: list[tuple[Effect, Array]], fit: _Fit, bar: float | None, sign: float) -> FactorSummary:
-    known = [(e, c) for e, c in rows if e.effect is not None]
-    if len(known) < 2:
+    ran = [(e, c) for e, c in rows if e.n]
+    pairs = [(a, b, *fit.contrast(c_b - c_a)) for (a, c_a), (b, c_b) in itertools.combinations(ran, 2)]  # some levels may never have met
+    known = [(abs(difference), a, b, difference, se) for a, b, difference, se in pairs if difference is not None]
+    if not known:
         return FactorSummary(name, None, None, None, None, "unknown")
-    known.sort(key=lambda pair: sign * float(pair[0].effect or 0))
-    (best, c_best), (worst, c_worst) = known[0], known[-1]
-    difference, se = fit.contrast(c_worst - c_best)
-    gain = None if difference is None else abs(difference)
-    if gain is None or se is None or bar is None:
-        badge = "unknown"
-    else:
-        badge = "clear" if gain > bar * se else "within noise"
+    gain, a, b, difference, se = max(known, key=lambda k: k[0])
+    best, worst = (a, b) if sign * difference >= 0 else (b, a)
+    badge = "unknown" if se is None or bar is None else "clear" if gain > bar * se else "within noise"
     return FactorSummary(name, best.level, worst.level, gain, se, badge)
 
 

@@ -133,12 +133,9 @@ def unmeasured(lab: Lab, run: Run, gpu_type: str | None, budget_s: float) -> lis
 
 def _promoted(lab: Lab, run: Run, rule: Rule) -> bool:
     budget = rule.budget_s if rule.budget_s is not None else run.budget_s
-    return bool(
-        lab.store.count_runs(
-            "effective_sha = ? AND purpose = 'promotion' AND gpu_type IS ? AND budget_s = ?",
-            (run.effective_sha, rule.target or run.gpu_type, budget),
-        )
-    )
+    types = (rule.target, rule.target) if rule.target is not None else (run.gpu_type, run.gpu_name)
+    there = "effective_sha = ? AND purpose = 'promotion' AND budget_s = ? AND (gpu_type IS ? OR gpu_type IS ?)"
+    return bool(lab.store.count_runs(there, (run.effective_sha, budget, *types)))
 
 
 def flips(lab: Lab, class_a: str, class_b: str, budget_s: float) -> list[Flip]:

@@ -81,4 +81,4 @@ def test_where_all_results_are_held_the_leaderboard_says_so(lab: Lab, capsys: py
     assert f"The baseline {run_id} is not ranked" in overnight(capsys, "--lab", lab.path, "noise", "--repeats", 3).err
     (other,) = verbs.submit(lab, Submission(overrides={"DEPTH": 3}), who="cli").run_ids
     finish(lab, other, 1.0)
-    assert "There are results of cpu at 20 s." in overnight(capsys, "--lab", lab.path, "leaderboard", "--class", "H9").out
+    assert "There are results of cpu at 20 s." in overnight(capsys, "--lab", lab.path, "leaderboard", "--budget", 77).out

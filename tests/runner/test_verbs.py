@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -279,3 +280,13 @@ def test_a_run_again_says_what_it_changes(lab: Lab) -> None:
     found = [lab.store.run(i) for i in again]
     assert [r.overrides for r in found if r] == [{"DEPTH": 4}, {"DEPTH": 4, "SEED": 43}, {"DEPTH": 4, "SEED": 44}, {"DEPTH": 4}]
     assert all(r.constants["DEPTH"] == 4 for r in found if r)
+
+
+def test_a_wave_over_several_types_of_gpu_is_told_what_that_costs(lab: Lab) -> None:
+    def told(**place: Any) -> bool:
+        sent = verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [9, 10]}, repeats=2, **place), who="cli")
+        return any("what ran on different types is not compared" in note for note in sent.notes)
+
+    for n, name in enumerate(("NVIDIA H100", "NVIDIA H200", "NVIDIA L4")):
+        lab.store.upsert_gpu(f"GPU-{n}", host="h", name=name, state="free", since=0.0)
+    assert told() and told(gpu_type="H") and not told(gpu_type="H200")

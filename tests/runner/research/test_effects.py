@@ -172,3 +172,13 @@ def test_repeats_that_agree_to_the_digit_make_nothing_clear() -> None:
     assert (found.sd, found.sd_from) == (None, "-")
     assert {f.badge for f in found.factors} == {"unknown"} and not any(i.clear for i in found.interactions)
     assert effect(found, "B", "y") == pytest.approx(-0.0005)
+
+
+def test_levels_that_never_met_in_one_class_are_compared_as_far_as_they_did() -> None:
+    cells = [(0.02, "H200", 1.00), (0.05, "H200", 0.98), (0.03, "H100", 1.01), (0.06, "H100", 1.005)]
+    results = [Result(f"r{n}", {"LR": lr}, value, block) for n, (lr, block, value) in enumerate(cells)]
+    found = analyse(results, noise=Noise(0.001, 10))
+    (factor,) = found.factors
+    assert (factor.best, factor.worst, factor.badge) == (0.05, 0.02, "clear") and factor.gain == pytest.approx(0.02)
+    assert all(e.effect is None for e in found.effects) and found.predicted_best is None
+    assert any("Not every level of LR met every other" in note for note in found.notes)

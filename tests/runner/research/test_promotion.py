@@ -117,3 +117,17 @@ def test_a_promotion_to_where_no_baseline_ran_says_so(tmp_path: Path) -> None:
     verbs.submit(lab, Submission(purpose="baseline", budget_s=90), who="cli")
     assert not any("baseline" in note for note in verbs.promote(lab, run_id, who="cli", budget_s=90).notes)  # it is to run
     lab.close()
+
+
+def test_a_promotion_to_a_longer_budget_stays_on_the_type_of_gpu_that_its_run_had(tmp_path: Path) -> None:
+    lab = make_lab(tmp_path, policy="promote = {budget_s = 80, top = 1, seeds = 2}")
+    for n, name in enumerate(("NVIDIA H100", "NVIDIA H200")):
+        lab.store.upsert_gpu(f"GPU-{n}", host="h", name=name, state="free", since=0.0)
+    (base,) = verbs.submit(lab, Submission(purpose="baseline"), who="cli").run_ids
+    finish(lab, base, 1.0, class_key="H100", gpu_name="NVIDIA H100")
+    (run_id,) = verbs.submit(lab, Submission(overrides={"DEPTH": 9}), who="cli").run_ids
+    finish(lab, run_id, 0.9, class_key="H100", gpu_name="NVIDIA H100")
+    sent = verbs.promote(lab, run_id, who="cli", budget_s=80, seeds=2)
+    assert [r.gpu_type for i in sent.run_ids if (r := lab.store.run(i))] == ["NVIDIA H100"] * 2
+    assert promotion.due(lab) == []  # by hand it was done already
+    lab.close()
