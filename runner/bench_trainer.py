@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import statistics
@@ -25,6 +26,7 @@ from runner.errors import BadValue, EngineError, OvernightError
 from runner.materialise import materialise
 from runner.policy import TrainerPolicy, usual_budget
 from runner.sources import constants, override
+from runner.text import one_line
 from trainer.peaks import peak_flops
 
 OURS = Path(__file__).parents[1] / "trainer"
@@ -56,6 +58,7 @@ class Row:
     dropped_percent: float | None       # of the training tokens, by packing
     wall_s: float
     exit_code: int
+    last_words: str | None = None       # of a run that failed: the last line of its log
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +93,14 @@ def read_row(side: str, budget_s: float, log: str, events: str, wall_s: float, e
     flops = _FLOPS.search(log)
     mfu = 100 * float(flops[1]) * tok_s / peak if flops and tok_s and peak else None
     dropped = summary.get("train_tokens_dropped_share")
+    said = [line.strip() for line in log.splitlines() if line.strip()]
     return Row(
         side, budget_s, found.get("val_bpb"), common.get("common_bpb"), common.get("packed_bpb"), tokens_m,
         int(steps) if steps else None, step_ms, tok_s, mfu, training_s,
         None if training_s is None else wall_s - training_s - common.get("common_seconds", 0.0),
         found.get("peak_vram_mb"),
         100 * dropped if isinstance(dropped, (int, float)) else None, wall_s, exit_code,
+        one_line(said[-1], 300) if exit_code and said else None,
     )
 
 
@@ -110,13 +115,8 @@ def _object(line: str) -> dict[str, object]:
 def run_once(side: Side, budget_s: float, python: str, common: Path | None, peak: float | None, keep: Path) -> Row:
     """Lay out one run of `side` in a folder of its own, run it to its end and read it."""
     work = Path(tempfile.mkdtemp(prefix=f"{side.name}-", dir=keep))
-    policy = TrainerPolicy(folder=side.folder, shims=list(side.shims), budget=usual_budget(side.folder))
-    try:
-        source = (side.folder / "train.py").read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadValue(f"{side.folder} has no readable train.py ({error.strerror}).", next_step="Name a checkout of a trainer.") from None
-    if policy.budget is None:
-        raise BadValue(f"{side.folder} has no prepare.py with a TIME_BUDGET.", next_step="Compare with a checkout whose budget can be set.")
+    source, budget = _is_trainer(side.folder)
+    policy = TrainerPolicy(folder=side.folder, shims=list(side.shims), budget=budget)
     materialise(policy, source, int(budget_s) if budget_s.is_integer() else budget_s, work)
     _prepare_copy(work, common is not None)
     environment = {**os.environ, **side.environment, "PYTHONUNBUFFERED": "1", **({"OVERNIGHT_COMMON": str(common)} if common else {})}
@@ -128,6 +128,19 @@ def run_once(side: Side, budget_s: float, python: str, common: Path | None, peak
     text = (work / "out.log").read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
     events = work / "events.jsonl"
     return read_row(side.name, budget_s, text, events.read_text(encoding="utf-8") if events.exists() else "", wall_s, done.returncode, peak)
+
+
+def _is_trainer(folder: Path) -> tuple[str, str]:
+    """Its script, and where its budget stands. Raised: BadValue."""
+    try:
+        source = (folder / "train.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise BadValue(f"{folder} has no readable train.py ({why}).", next_step="Name a checkout of a trainer.") from None
+    budget = usual_budget(folder)
+    if budget is None:
+        raise BadValue(f"{folder} has no prepare.py with a TIME_BUDGET.", next_step="Compare with a checkout whose budget can be set.")
+    return source, budget
 
 
 def _prepare_copy(work: Path, common: bool) -> None:
@@ -181,6 +194,11 @@ def bench(
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """Ours and `against` in turns, `rounds` times each at every budget. Raises BadValue for no trainer, EngineError for no data."""
+    for budget_s in budgets_s:
+        if not 0 < budget_s < math.inf:
+            raise BadValue(f"A budget of {budget_s:g} s cannot be.", next_step="--budget takes seconds above 0.")
+    for folder in (OURS, against):  # before ours has trained for minutes
+        _is_trainer(folder)
     ours_env, theirs_env, common = lay_out_data(python, shards, keep)
     name, peak = gpu_name(), None
     if name:
@@ -195,6 +213,8 @@ def bench(
                 row = run_once(side, budget_s, python, common, peak, keep)
                 rows.append(row)
                 say(json.dumps(asdict(row)))
+                if row.exit_code:
+                    say(f"{row.side} ended with exit code {row.exit_code}: {row.last_words or 'it said nothing'}")
     return rows
 
 

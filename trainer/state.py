@@ -12,20 +12,25 @@ import shutil
 from typing import Any
 
 import torch
+from device import first_line
 from report import Report
 
 CHECKPOINT_FILE = "checkpoint.pt"
 STATE_FILE = "state.pt"
+PARTS = frozenset({"identity", "model", "optimizer", "clock"})  # of a state
 
 
 def save(content: dict[str, Any], path: str, report: Report, otherwise: str) -> bool:
     """Write `content` to `path`; on failure report why and what `otherwise` follows from it."""
     try:
-        torch.save(content, path + ".part")
+        with open(path + ".part", "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())  # or a machine that loses power keeps the name and not the bytes
         os.replace(path + ".part", path)
         return True
     except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        why, free_mib = str(error).splitlines()[0], shutil.disk_usage(".").free >> 20
+        why, free_mib = first_line(error), shutil.disk_usage(".").free >> 20
     with contextlib.suppress(OSError):  # before anything is said, and with the error's hold on the file let go: the log may be on this disk
         os.remove(path + ".part")
     cause = "disk_full" if free_mib < 1024 else "checkpoint"
@@ -39,11 +44,12 @@ def load(path: str, identity: dict[str, Any], device: torch.device, report: Repo
         return None
     try:
         state = torch.load(path, map_location=device, weights_only=True)
-        same = state["identity"] == identity
-    except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
-        report.note(f"{path} cannot be read ({str(error).splitlines()[0][:100]}); starting from the beginning")
+        if not isinstance(state, dict) or not PARTS <= state.keys():
+            raise ValueError("it is no state of a run")
+    except (OSError, RuntimeError, EOFError, ValueError, IndexError, KeyError, TypeError, pickle.UnpicklingError) as error:
+        report.note(f"{path} cannot be read ({first_line(error)}); starting from the beginning")
         return None
-    if not same:
+    if state["identity"] != identity:
         report.note(f"{path} is of another experiment; starting from the beginning")
         return None
     return state

@@ -43,8 +43,9 @@ def test_a_row_is_read_from_the_output_alone() -> None:
 
 
 def test_a_run_that_crashed_is_a_row_of_dashes() -> None:
-    row = bench_trainer.read_row("theirs", 60.0, "Traceback\nval_bpb: 0.1\n", "", 3.0, 1, None)
-    assert row.val_bpb is None and row.exit_code == 1
+    row = bench_trainer.read_row("theirs", 60.0, "Traceback\nval_bpb: 0.1\nKeyError: 'no\x1b[31m'\n\n", "", 3.0, 1, None)
+    assert row.val_bpb is None and row.exit_code == 1 and row.last_words is not None
+    assert row.last_words.startswith("KeyError: 'no") and "\x1b" not in row.last_words
     line = bench_trainer.table([row]).splitlines()[-1]
     assert line.count("| - ") >= 9 and line.startswith("| theirs | 60 |")
 
@@ -141,6 +142,15 @@ def test_a_folder_that_is_no_trainer_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('no budget anywhere')")
     with pytest.raises(BadValue, match="TIME_BUDGET"):
         bench_trainer.run_once(bench_trainer.Side("theirs", tmp_path, {}), 1.0, sys.executable, None, None, tmp_path)
+
+
+@pytest.mark.parametrize("budget", [0.0, -5.0, float("nan"), float("inf")])
+def test_what_cannot_be_compared_is_told_before_anything_runs(tmp_path: Path, budget: float) -> None:
+    with pytest.raises(BadValue, match=r"A budget of .* cannot be"):
+        bench_trainer.bench(TRAINER, tmp_path, [60.0, budget], 1, tmp_path)
+    with pytest.raises(BadValue, match=r"no readable train\.py"):
+        bench_trainer.bench(tmp_path, tmp_path, [60.0], 1, tmp_path)  # nor is a look taken at the data
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_trainers_folder_is_there() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import sys
 import time
-import weakref
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -166,10 +166,17 @@ def test_an_interrupted_run_goes_on_from_its_state(folder: Folder) -> None:
     assert "is of another experiment" in folder.events("note")[-1]["text"]
 
 
-def test_a_damaged_state_is_left_aside(folder: Folder) -> None:
+# b"": what a power failure leaves of a file that was not synced
+@pytest.mark.parametrize("left", [b"half a file", b"", [1], {"identity": {}}, 0])
+def test_a_damaged_state_is_left_aside(folder: Folder, left: object) -> None:
+    import torch
+
     folder.constants(**SMALL)
     folder.constants("prepare.py", TIME_BUDGET="0.2")
-    (folder.path / "state.pt").write_bytes(b"half a file")
+    if isinstance(left, bytes):
+        (folder.path / "state.pt").write_bytes(left)
+    else:
+        torch.save(torch.zeros(3) if left == 0 else left, folder.path / "state.pt")
     assert folder.run("train.py").returncode == 0
     assert "state.pt cannot be read" in folder.events("note")[-1]["text"] and folder.events("step")[0]["step"] == 0
 
@@ -184,21 +191,19 @@ def test_what_a_full_disk_cut_short_is_gone_before_it_is_said(tmp_path: Path, mo
 
         def problem(self, cause: str, text: str) -> None:
             assert "could not be written" in text and not (tmp_path / "x.pt.part").exists()
-            assert writers[0]() is None  # nothing holds the file open: its room is free again
+            assert writers[0].closed  # nothing holds the file open: its room is free again
             said.append(cause)
 
-    def half(content: object, path: str) -> None:
-        writer = open(path, "wb", buffering=0)
-        writer.write(b"half")
-        writers.append(weakref.ref(writer))
-        writer.close()
+    def half(content: object, file: IO[bytes]) -> None:
+        file.write(b"half")
+        writers.append(file)
         raise RuntimeError("unexpected pos 1250624 vs 1250512")
 
     said: list[str] = []
-    writers: list[weakref.ref] = []
+    writers: list[IO[bytes]] = []
     monkeypatch.setattr(torch, "save", half)
     assert not state.save({}, str(tmp_path / "x.pt"), Disk(), "this run cannot be verified")
-    assert len(said) == 1
+    assert len(said) == len(writers) == 1
 
 
 def test_a_checkpoint_that_cannot_be_written_costs_the_verification_not_the_result(folder: Folder) -> None:
