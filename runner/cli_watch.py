@@ -168,7 +168,7 @@ def show(context: typer.Context, run_id: Annotated[str, typer.Argument(metavar="
     say(f"  {'files':<14} {lab.run_dir(found.id)}")
     for event in told[-10:]:
         at = time.strftime("%H:%M:%S", time.localtime(event.at))
-        say(f"  {at} {event.who} {event.verb} {one_line(event.why, 200) if event.why else ''}".rstrip())
+        say(f"  {at} {event.who} {event.verb} {one_line(states.event_words(event) or '', 200)}".rstrip())
     if found.last_lines and row["outcome"] != "completed":
         say("last lines:")
         for line in clean(found.last_lines).splitlines()[-12:]:
@@ -442,5 +442,5 @@ def events(
         return
     table(
         ("at", "who", "verb", "subject", "why"),
-        [(time.strftime("%m-%d %H:%M:%S", time.localtime(e.at)), e.who, e.verb, e.subject, e.why) for e in found],
+        [(time.strftime("%m-%d %H:%M:%S", time.localtime(e.at)), e.who, e.verb, e.subject, states.event_words(e)) for e in found],
     )

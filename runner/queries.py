@@ -346,7 +346,7 @@ def lab_state(lab: Lab) -> LabState:
         standing_by = store.count_runs("phase = 'starting' AND stage = 'standby' AND phase != 'ended'")
         hosts, daemon = store.hosts(), store.daemon()
         gpus = gpus_now(lab, hosts)
-        recent = store.count_runs("ended_at > ?", (now - 3600,))
+        recent = store.count_runs("ended_at > ? AND started_at IS NOT NULL", (now - 3600,))  # what was cancelled in the queue ran never
         agent = store.tally("who, at", "who LIKE 'mcp:%' ORDER BY id DESC LIMIT 1", table="events")
         by_hand = store.tally(
             "DISTINCT subject",

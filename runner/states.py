@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.policy import Policy
-from runner.records import Gpu, GpuState, Host, HostState, Phase, Run, Stage
+from runner.records import Event, Gpu, GpuState, Host, HostState, Phase, Run, Stage
 from runner.text import ago
 
 DOWN_WORD = "host down since"
@@ -156,3 +156,21 @@ def lock_words(note: Mapping[str, Any]) -> str:
         f"since {clock(float(note['since']))}" if isinstance(note.get("since"), (int, float)) else None,
     ]
     return ", ".join([who, *(fact for fact in facts if fact)])
+
+
+def event_words(event: Event) -> str | None:
+    """What an event of the audit trail did and why: `verdict keep: below the noise before`; None where nothing more is known."""
+    if not event.why:
+        return ", ".join(f"{k} {_listed(v)}" for k, v in (event.detail or {}).items() if v not in (None, False, [], {})) or None
+    told = [f"{k} {v}" if v is not True else k for k, v in (event.detail or {}).items() if v is True or (isinstance(v, str) and v)]
+    return f"{', '.join(told)}: {event.why}" if told else event.why
+
+
+def _listed(value: Any) -> str:
+    """A list as a person writes it, its middle left out where it is long."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{k}={v}" for k, v in value.items())
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    words = [str(v) for v in value]
+    return ", ".join(words) if len(words) <= 3 else f"{words[0]} … {words[-1]} ({len(words)})"

@@ -30,6 +30,7 @@ from runner.lab import Lab
 
 from .asking import WHO, Asked, Asking
 from .commands import BindingCommands
+from .gpuwords import STALE_S
 from .hand import Deed, Hand
 from .help import key_lines
 from .lines import safe
@@ -38,7 +39,7 @@ from .picture import Picture
 from .plain import AsciiBars, ascii_only
 from .screens.dashboard import Dashboard
 from .screens.page import Page
-from .snapshot import Snapshot, Source
+from .snapshot import Snapshot, Source, aged
 from .terminal import Terminal
 from .themes import THEMES
 from .widgets.dialogs import Confirm, Field, Form, KeysPage, inside
@@ -122,7 +123,7 @@ class ControlRoom(App[None]):
         self.picture = Picture()
         self.clock = clock
         self.frozen = False
-        self.snapshot = Snapshot(lab=str(path))
+        self.snapshot = self._taken = Snapshot(lab=str(path))  # what is shown, and what was read last
         self.hand = Hand(path, self._report)
         self.asking = Asking(self)
         self.memory = memory or Memory(None)
@@ -150,8 +151,9 @@ class ControlRoom(App[None]):
 
     def _tick(self) -> None:
         """Messages fade, and data that no longer comes grows visibly old, also when the reader hangs."""
-        page = self.front()
-        if page is not None:
+        if not self.frozen and self.now() - self._taken.at > STALE_S:
+            self._look()
+        elif (page := self.front()) is not None:
             page.show_frame(self.snapshot)
 
     def _deliver(self, snapshot: Snapshot) -> None:
@@ -184,7 +186,13 @@ class ControlRoom(App[None]):
         self.asking.hear(message.snapshot)
         if self.frozen:
             return
-        self.snapshot = message.snapshot
+        self._taken = message.snapshot
+        self._look()
+
+    def _look(self) -> None:
+        """Show what was read last: as it was, or grown old where readings fail or hang."""
+        old_s = self.now() - self._taken.at
+        self.snapshot = aged(self._taken, old_s) if self._taken.seen and old_s > STALE_S else self._taken
         self.redraw()
 
     def redraw(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from runner import compare, patching, queries
+from runner import compare, patching, queries, states
 from runner.errors import LabError, UnknownName
 from runner.lab import Lab
 from runner.mfu import under_load
@@ -325,7 +325,7 @@ def audit_lines(events: tuple[Event, ...], now: float) -> list[Line]:
             (fit(age(now - e.at), 6, "right") + "  ", "muted"),
             (fit(safe(e.who, 20), 14), ""),
             (fit(safe(e.verb, 20), 12), "accent"),
-            (safe(e.why or "", 300), ""),
+            (safe(states.event_words(e) or "", 300), ""),
         )
         for e in events
     ]

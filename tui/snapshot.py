@@ -216,12 +216,9 @@ class Reader:
         if not moved and self._last.seen and self._last.problem is None:
             last, passed_s = self._last, now - self._last.at
             return replace(
-                last,
+                aged(last, passed_s),
                 at=now,
                 state=queries.lab_state(lab),
-                gpus=tuple(aged(g, passed_s) for g in last.gpus),
-                live={run: aged(o, passed_s) for run, o in last.live.items()},
-                queue=tuple(aged(o, passed_s) for o in last.queue),
                 views=self._load(lab, moved),
                 history=self._remember(last.gpus),
             )
@@ -289,8 +286,17 @@ class Reader:
         return out
 
 
-def aged(row: Json, passed_s: float) -> Json:
-    """A row that was not read anew, its ages as of now: without a daemon nothing moves, and what does not move must look old."""
+def aged(snapshot: Snapshot, passed_s: float) -> Snapshot:
+    """The same rows some seconds later, when nothing was read anew: what does not move must look old."""
+    return replace(
+        snapshot,
+        gpus=tuple(_aged(g, passed_s) for g in snapshot.gpus),
+        live={run: _aged(o, passed_s) for run, o in snapshot.live.items()},
+        queue=tuple(_aged(o, passed_s) for o in snapshot.queue),
+    )
+
+
+def _aged(row: Json, passed_s: float) -> Json:
     return {**row, **{key: row[key] + passed_s for key in AGES if row.get(key) is not None}}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from runner import states
 from runner.records import Event, Flag
 
 from .lines import Span, safe
@@ -220,7 +221,7 @@ def host_state(row: Row) -> Span:
 def event_rows(events: Iterable[Event], now: float) -> list[Row]:
     """Events as rows."""
     return [
-        {"event": str(e.id), "age_s": now - e.at, "who": e.who, "verb": e.verb, "subject": e.subject, "why": e.why or _detail(e.detail)}
+        {"event": str(e.id), "age_s": now - e.at, "who": e.who, "verb": e.verb, "subject": e.subject, "why": states.event_words(e)}
         for e in events
     ]
 
@@ -242,18 +243,6 @@ def flag_rows(found: Iterable[Flag], now: float) -> list[Row]:
         }
         for f in rows
     ]
-
-
-def _detail(detail: Mapping[str, Any] | None) -> str:
-    return ", ".join(f"{k} {_listed(v)}" for k, v in (detail or {}).items() if v not in (None, False, [], {}))
-
-
-def _listed(value: Any) -> str:
-    """A list as a person writes it, its middle left out where it is long."""
-    if not isinstance(value, (list, tuple)):
-        return str(value)
-    words = [str(v) for v in value]
-    return ", ".join(words) if len(words) <= 3 else f"{words[0]} … {words[-1]} ({len(words)})"
 
 
 def wave_columns(factors: Mapping[str, Sequence[Any]]) -> list[Column]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import time
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,15 @@ def test_the_state_counts_what_ended_and_what_goes_on(lab: Lab) -> None:
     finish(lab, c, None, wall_s=1800.0)
     state = queries.lab_state(lab)
     assert (state.ended, state.completed, state.queued, state.gpu_hours_used) == (2, 1, 0, 1.5)
+
+
+def test_runs_an_hour_are_those_that_ran(lab: Lab) -> None:
+    a, b, c = runs(lab, 3)
+    now = time.time()
+    lab.store.update_run(a, phase="ended", outcome="completed", started_at=now - 300, ended_at=now)
+    lab.store.update_run(b, phase="ended", outcome="cancelled", started_at=now - 60, ended_at=now)
+    lab.store.update_run(c, phase="ended", outcome="cancelled", ended_at=now)  # it waited, and never ran
+    assert queries.lab_state(lab).runs_last_hour == 2
 
 
 def test_labs_that_share_a_memo_see_each_others_changes(lab: Lab) -> None:

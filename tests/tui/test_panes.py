@@ -14,9 +14,13 @@ from textual.scrollbar import ScrollBar
 from runner.lab import Lab
 from tests.tui import rows, scenes
 from tests.tui.driving import opened, screen_text, until
+from tests.tui.still import Still
 from tui.lines import safe
 from tui.plain import SIGNS, ascii_only
+from tui.screens.hosts import trouble_lines
 from tui.screens.run import RunPage
+from tui.snapshot import Deliver, Snapshot
+from tui.widgets.dialogs import Field, Form
 from tui.widgets.gpuwall import GpuWall
 from tui.widgets.table import Table
 
@@ -148,3 +152,42 @@ async def test_lines_and_cursors_are_seen_in_every_theme(lab: Lab, theme: str) -
             for drawn in (track, cursor):
                 assert drawn is not None and drawn.triplet is not None
                 assert abs(Color(*drawn.triplet).brightness - ground.brightness) > 0.04, (where, drawn, ground)
+
+
+class Late(Still):
+    """A source whose first reading takes its time: what is told before it is that nothing is known."""
+
+    def start(self, deliver: Deliver) -> None:
+        self.deliver_now = lambda: super(Late, self).start(deliver)
+        deliver(Snapshot(problem="reading …"))
+
+
+async def test_an_empty_queue_is_not_called_unread(tmp_path: Path) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    source = Late(lab)
+    async with opened(lab, source=source) as (room, pilot):
+        assert screen_text(room).count("not read yet") == 2
+        source.deliver_now()
+        await until(lambda: room.snapshot.seen)
+        await pilot.pause()
+        shown = screen_text(room)
+        assert "the queue is empty" in shown and "no run has a result yet" in shown and "not read yet" not in shown
+
+
+async def test_a_box_says_what_enter_does_in_it(tmp_path: Path) -> None:
+    async with opened(scenes.empty_lab(tmp_path)) as (room, pilot):
+        room.push_screen(Form("One", [Field("a", "A")]))
+        await until(lambda: "Enter sends · Esc cancels" in screen_text(room))
+        await pilot.press("escape")
+        room.push_screen(Form("Two", [Field("a", "A"), Field("b", "B")]))
+        await until(lambda: "Enter next line, in the last one sends" in screen_text(room))
+        await pilot.press("enter")
+        assert isinstance(room.screen, Form)
+        await pilot.press("enter")
+        await until(lambda: not isinstance(room.screen, Form))
+
+
+def test_a_gpu_in_trouble_is_told_in_its_own_state_and_not_its_runs() -> None:
+    lost = {"host": "alpha", "index": 3, "state": "lost", "run": "r0001", "note": "for 9 s: its host no longer reports it"}
+    (line,) = trouble_lines([lost], 80)
+    assert line.text == "alpha:3 lost: for 9 s: its host no longer reports it"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from runner.records import Event
+from runner.states import event_words
 from tui.tables import QUEUE, event_rows, short_names, wave_columns
 from tui.widgets.gpus import COLUMNS
 from tui.widgets.table import Column, fit_columns
@@ -37,6 +38,19 @@ def test_a_detail_is_read_as_words() -> None:
     runs = [f"r{i:04d}" for i in range(22, 46)]
     event = Event(1, 0.0, "cli", "submit_wave", "w3", None, {"runs": runs, "seeds": [1, 2]})
     assert event_rows([event], 1.0)[0]["why"] == "runs r0022 … r0045 (24), seeds 1, 2"
+
+
+def test_a_reason_does_not_hide_what_was_done() -> None:
+    def told(verb: str, why: str | None, detail: dict[str, object] | None) -> str | None:
+        return event_words(Event(1, 0.0, "tui", verb, "r0008", why, detail))
+
+    assert told("decide", "within the noise", {"verdict": "discard", "override": False}) == "verdict discard: within the noise"
+    assert told("decide", "good", {"verdict": "keep", "override": True}) == "verdict keep, override: good"
+    assert told("promote", None, {"of": "r0008"}) == "of r0008" and told("promote", "try it", {"of": "r0008"}) == "of r0008: try it"
+    assert told("priority", None, {"priority": None, "move": "up"}) == "move up"
+    assert told("submit", "smaller", {"overrides": {"DEPTH": 6}, "budget_s": 300.0}) == "smaller"
+    assert told("submit", None, {"overrides": {"DEPTH": 6, "LR": 0.1}}) == "overrides DEPTH=6 LR=0.1"
+    assert told("ended", "completed", None) == "completed" and told("pause_host", None, None) is None
 
 
 def test_a_host_with_a_long_name_is_whole_where_there_is_room_and_keeps_its_index_where_not() -> None:

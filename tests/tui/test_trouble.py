@@ -12,7 +12,10 @@ import pytest
 from runner.lab import Lab, open_lab
 from tests.tui import rows, scenes
 from tests.tui.driving import opened, screen_text, until
+from tests.tui.rows import NOW
 from tui import hand
+from tui.gpuwords import sample_of
+from tui.widgets.gpuwall import GpuWall
 from tui.widgets.table import Table
 
 
@@ -91,3 +94,23 @@ async def test_a_daemon_that_dies_is_said_and_one_that_comes_back_too(tmp_path: 
         rows.beat(lab)
         room.source.poke()
         await until(lambda: "has written nothing" not in screen_text(room))
+
+
+async def test_figures_grow_old_where_readings_fail(tmp_path: Path) -> None:
+    lab = scenes.busy(tmp_path)
+    at = [NOW]
+    async with opened(lab, clock=lambda: at[0]) as (room, pilot):
+        wall = room.screen.query_one(GpuWall)
+        assert sum(sample_of(row) != {} for row in wall.rows) > 10
+        lab.store.close()
+        lab.db_path.unlink()
+        room.source.poke()
+        await until(lambda: room.snapshot.problem is not None)
+        assert any(sample_of(row) for row in wall.rows), "a second's failure hides nothing"
+        at[0] += 12
+        room._tick()
+        await pilot.pause()
+        assert not any(sample_of(row) for row in wall.rows) and "data 12s old" in screen_text(room)
+        at[0] += 20
+        room._tick()
+        assert all(row["sample_age_s"] >= 32 for row in wall.rows if row.get("sample_age_s") is not None)

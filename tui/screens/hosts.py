@@ -171,8 +171,9 @@ def trouble_lines(gpus: list[Json], width: int) -> list[Line]:
     out: list[Line] = []
     for gpu in gpus:
         if gpu.get("state") in ("quarantined", "foreign", "lost"):
-            words = f"{label(gpu)} {stage_text(gpu)[0]}: {safe(gpu.get('note') or gpu.get('reason'), 400)}"
-            out += [Line((row, stage_text(gpu)[1])) for row in wrap_words(words, width)]
+            word, style = stage_text({**gpu, "run": None})  # the GPU's own state, whatever runs on it
+            words = f"{label(gpu)} {word}: {safe(gpu.get('note') or gpu.get('reason'), 400)}"
+            out += [Line((row, style)) for row in wrap_words(words, width)]
     return out
 
 

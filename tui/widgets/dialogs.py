@@ -129,7 +129,8 @@ class Form(ModalScreen[dict[str, str] | None], OnePicture):
                 yield Static(drawn(self, field.label))
                 yield Input(field.value, id=f"field-{field.name}", select_on_focus=False, compact=True)
             yield Static("", classes="wrong", id="wrong")
-            yield Static(drawn(self, "Enter sends · Tab next line · Esc cancels"), classes="quiet")
+            enter = "Enter sends" if len(self.fields) == 1 else "Enter next line, in the last one sends"
+            yield Static(drawn(self, f"{enter} · Esc cancels"), classes="quiet")
 
     def on_mount(self) -> None:
         """Start in the first line."""

@@ -114,7 +114,7 @@ class Table(View):
         self.columns = list(columns)
         self.hidden: frozenset[str] = frozenset()
         self.key_name = key
-        self.empty = empty
+        self._empty = empty
         self.name_shown = title
         self.note = ""
         self.note_right = ""
@@ -138,6 +138,19 @@ class Table(View):
         self._given = rows
         self.all_rows = list(rows)
         self._arrange()
+
+    @property
+    def empty(self) -> str:
+        """What stands where no row is."""
+        return self._empty
+
+    @empty.setter
+    def empty(self, words: str) -> None:
+        """Say something else from now on, also while the rows (none) stay the same."""
+        if words != self._empty:
+            self._empty = words
+            if not self.rows:
+                self.changed()
 
     def take_columns(self, columns: Iterable[Column]) -> bool:
         """Show other columns from now on; whether they are others than before."""
