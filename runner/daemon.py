@@ -214,6 +214,11 @@ class Daemon:
         follow.flush(self.roster)
 
     async def beat_once(self) -> None:
+        """Alive; but nobody sees the rows of a database that was deleted or replaced, and the lock would keep out who serves the new one."""
+        if self.roster.store.moved():
+            log.error("lab.db was deleted or replaced under this daemon: it ends; runs go on")
+            self.stop.set()
+            return
         self.beat()
 
     def beat(self, note: str | None = None) -> None:

@@ -242,7 +242,8 @@ def make_lab(folder: Path) -> None:
     """Create the folder of a lab, 0700, hidden from git; nothing happens when it is there."""
     if folder.exists():
         check_folder(folder)
-        if not (folder / "lab.db").exists() and any(p.name not in LAB_NAMES for p in folder.iterdir()):
+        once = all((folder / name).exists() for name in ("runs", "sources", "data", ".gitignore"))  # its database was deleted or moved
+        if not once and not (folder / "lab.db").exists() and any(p.name not in LAB_NAMES for p in folder.iterdir()):
             raise LabError(f"{folder} holds other things and is no lab.", next_step="Name an empty or a new folder with --lab.")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

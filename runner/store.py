@@ -45,11 +45,16 @@ class Store:
         self._schema = schema.VERSION
         with mapped(path):
             self._db = self._connect(create)
+            self._file = _identity(path)
             try:
                 self._check_version(create)
             except BaseException:
                 self._db.close()
                 raise
+
+    def moved(self) -> bool:
+        """Whether another file, or none, is now where the open database was."""
+        return _identity(self.path) != self._file
 
     def _connect(self, create: bool) -> sqlite3.Connection:
         if not self.path.exists() and not create:
@@ -464,3 +469,12 @@ def _record(kind: type[Record], plan: _Plan, row: sqlite3.Row) -> Record:
         text = values[place]
         values[place] = json.loads(text) if text is not None else ({} if never_null else None)
     return kind(*values)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file this is; None when there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return (found.st_dev, found.st_ino)

@@ -238,3 +238,12 @@ def _processes_of(lab: Lab, run_id: str) -> list[int]:
         except OSError:
             continue
     return found
+
+
+async def test_a_daemon_whose_database_was_deleted_makes_room_for_the_next(lab: Lab) -> None:
+    async with serving(lab) as daemon:
+        await until(lambda: lab.store.daemon() is not None)
+        assert not daemon.stop.is_set()
+        for file in lab.path.glob("lab.db*"):
+            file.unlink()
+        await until(daemon.stop.is_set, 10)

@@ -176,6 +176,20 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
     assert "hunter2" not in repr(host) + str(host.public()) and host.public()["env"] == ["TOKEN"]
 
 
+def test_a_lab_whose_database_was_deleted_is_made_anew(tmp_path: Path) -> None:
+    lab = open_lab(tmp_path / "lab", create=True)
+    (lab.path / "report").mkdir()
+    (lab.path / "queue-20260101.tsv").write_text("run\n")
+    assert not lab.store.moved()
+    for file in lab.path.glob("lab.db*"):
+        file.unlink()
+    assert lab.store.moved()
+    lab.close()
+    again = open_lab(tmp_path / "lab", create=True)
+    assert again.store.runs() == [] and not again.store.moved() and (again.path / "report").is_dir()
+    again.close()
+
+
 def test_a_folder_that_holds_other_things_never_becomes_a_lab(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
     before = sorted(p.name for p in tmp_path.iterdir())
