@@ -87,6 +87,7 @@ class LabState:
     policy_pending: str | None
     cancelled_by_hand: list[str]
     paused_why: str | None = None  # what the human said who paused the queue
+    no_gain: str | None = None  # the evidence of diminishing returns, while that flag is up
     daemon_silent_s: float | None = None  # a living daemon that writes nothing: a full disk, or a machine that hangs
 
 
@@ -360,6 +361,7 @@ def lab_state(lab: Lab) -> LabState:
         paused_agents = store.setting("paused_agents", [])
         touched = store.setting("last_agent_call")
         pending = store.meta("policy_pending")
+        no_gain = next((flag.evidence for flag in store.flags("lab") if flag.kind == "diminishing_returns"), None)
         state = (store.setting("queue_paused", False), store.setting("approval", limits.approval))
         said = store.tally("why", "verb = 'pause_queue' ORDER BY id DESC LIMIT 1", table="events") if state[0] else []
     gone = {h.name for h in hosts if h.state == "removed"}
@@ -385,6 +387,7 @@ def lab_state(lab: Lab) -> LabState:
         completed=over.by_outcome.get("completed", 0),
         paused=bool(state[0]),
         paused_why=said[0][0] if said else None,
+        no_gain=no_gain,
         paused_agents=paused_agents,
         approval=state[1],
         best_id=best["id"],
@@ -450,6 +453,8 @@ def state_line(s: LabState) -> str:
     if s.cancelled_by_hand:
         more = f" and {len(s.cancelled_by_hand) - 3} more" if len(s.cancelled_by_hand) > 3 else ""
         parts.append(f"a human cancelled {', '.join(s.cancelled_by_hand[:3])}{more}")
+    if s.no_gain:
+        parts.append(one_line(s.no_gain, 160))
     if s.hosts_down:
         parts.append(f"down: {', '.join(s.hosts_down[:3])}")
     if not s.daemon_alive:

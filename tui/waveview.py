@@ -10,7 +10,7 @@ from runner import queries
 from runner.lab import Lab
 from runner.records import Json
 from runner.research.classes import gpu_of
-from runner.research.effects import Analysis, key, told_once
+from runner.research.effects import Analysis, FactorSummary, key, told_once
 from runner.research.waves import HeatMap, analyse_wave, heat_map
 
 from .lines import Line, Span, cells, crop, fit, safe, wrap_words
@@ -148,7 +148,7 @@ def effect_lines(analysis: Analysis, width: int) -> list[Line]:
             Line(
                 (safe(factor.factor, 30), "accent"),
                 (f"  {text}", style),
-                (f"  {value_text(factor.best)} is {number(factor.gain, 4)}{_error(factor.se)} better than {value_text(factor.worst)}", ""),
+                (f"  {_better(factor)}", ""),
             )
         )
         others = sorted({f for i in found if factor.factor in i.factors for f in i.factors} - {factor.factor})
@@ -169,6 +169,12 @@ def effect_lines(analysis: Analysis, width: int) -> list[Line]:
     return out + [Line((row, "muted")) for n in analysis.notes for row in wrap_words(safe(n, 300), width)]
 
 
+def _better(factor: FactorSummary) -> str:
+    if factor.gain is None:
+        return "these runs cannot tell its levels apart"
+    return f"{value_text(factor.best)} is {number(factor.gain, 4)}{_error(factor.se)} better than {value_text(factor.worst)}"
+
+
 def _error(se: float | None) -> str:
     return "" if se is None else f" ± {number(se, 4)}"
 
@@ -176,8 +182,10 @@ def _error(se: float | None) -> str:
 def _effect(level: Any, effect: float | None, se: float | None, n: int, reach: float, wide: int) -> Line:
     """One level: its deviation as a bar left or right of the wave's mean, with the error as a whisker."""
     line = Line((fit(value_text(level), 12, "right") + " ", ""))
-    if effect is None or reach <= 0:
+    if not n:
         return line.add("no result", "muted")
+    if effect is None or reach <= 0:
+        return line.add(f"{'not told apart from the rest' if effect is None else 'no difference'}  n {n}", "muted")
     half = wide // 2
     drawn = [" "] * (2 * half + 1)
     at = half + round(effect / reach * half)

@@ -203,3 +203,10 @@ def test_the_ladder_ranks_each_budget_as_its_own_board_does(lab: Lab) -> None:
     finish(lab, again, 0.90, budget_s=60.0, effective_sha=sha[lucky])
     finish(lab, steady, 0.84, budget_s=60.0)
     assert queries.leaderboard(lab, budget_s=20.0)["ladder"][1] == {"budget_s": 60.0, "id": steady, "val_bpb": 0.84}
+
+
+def test_diminishing_returns_are_said_in_the_line_that_ends_every_answer_to_an_agent(lab: Lab) -> None:
+    lab.store.raise_flag("lab", "diminishing_returns", "info", "none of the last 20 experiments beat the best")
+    assert " · none of the last 20 experiments beat the best" in queries.lab_line(lab)
+    lab.store.clear_flag("lab", "diminishing_returns")
+    assert "experiments" not in queries.lab_line(lab)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.lab import Lab
+from runner.research.effects import Result, analyse
 from tests.tui import rows, scenes
 from tests.tui.rows import CLASS_H200, H200
 from tui.waveview import WaveLoader, duplicate_lines, effect_lines, heat_lines
@@ -66,6 +67,17 @@ def test_a_main_effect_says_that_it_depends_on_another_factor(tmp_path: Path) ->
     ]
     plain = wave_of(lab, [(a, b, 1.0 + a + b / 100 + e, {}) for a in (0.1, 0.2, 0.3) for b in (6, 8) for e in (0.0, 0.001)])
     assert not any("average" in line.text for line in effect_lines(WaveLoader(plain)(lab).analysis, 100))
+
+
+def test_a_level_that_ran_and_cannot_be_told_apart_is_not_one_without_a_result() -> None:
+    cells = [({"RATE": 0.1, "DEPTH": 6}, 1.0), ({"RATE": 0.2, "DEPTH": 8}, 0.9), ({"RATE": 0.3, "DEPTH": 8}, None)]
+    runs = [Result(f"r{n}", cell, value, "H100", "completed" if value else "crashed") for n, (cell, value) in enumerate(cells)]
+    told = [line.text.strip() for line in effect_lines(analyse(runs), 100)]
+    assert sum("these runs cannot tell its levels apart" in line for line in told) == 2
+    assert {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in told if line[:2] in ("0.", "6 ", "8 ")} == {
+        "0.1": "not told apart from the rest  n 1", "0.2": "not told apart from the rest  n 1", "0.3": "no result",
+        "6": "not told apart from the rest  n 1", "8": "not told apart from the rest  n 1",
+    }  # fmt: skip
 
 
 def test_the_heat_map_says_what_is_dark_and_what_it_averages_over(tmp_path: Path) -> None:
