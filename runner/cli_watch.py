@@ -342,6 +342,10 @@ def gpus(context: typer.Context, json: JsonFlag = False) -> None:
         emit(lab, {"gpus": rows})
         return
     if not rows:
+        from runner import glance  # an engine and its loop: other commands need neither
+
+        rows = glance.gpus(lab)
+    if not rows:
         say("No GPUs known yet; the daemon finds them (`overnight daemon start`).")
         return
     table(

@@ -214,7 +214,7 @@ class Daemon:
         follow.flush(self.roster)
 
     async def beat_once(self) -> None:
-        """Alive; but nobody sees the rows of a database that was deleted or replaced, and the lock would keep out who serves the new one."""
+        """Alive; but a database that was deleted or replaced is seen by nobody, and the lock would keep out who serves the new one."""
         if self.roster.store.moved():
             log.error("lab.db was deleted or replaced under this daemon: it ends; runs go on")
             self.stop.set()

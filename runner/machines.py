@@ -21,7 +21,7 @@ def gpu_objects(lab: Lab, runs: Iterable[Run] = ()) -> list[Json]:
     unread = [gpu.run_id for gpu in gpus if gpu.run_id is not None and gpu.run_id not in known]
     if unread:  # one statement for all: a lab has hundreds of GPUs
         known |= {run.id: run for run in lab.store.runs(f"id IN ({', '.join('?' * len(unread))})", unread, order="+seq")}
-    return [_gpu_object(lab, gpu, known.get(gpu.run_id or ""), now) for gpu in gpus]
+    return [gpu_object(lab, gpu, known.get(gpu.run_id or ""), now) for gpu in gpus]
 
 
 def gpus_now(lab: Lab, hosts: Iterable[Host] | None = None) -> list[Gpu]:
@@ -31,7 +31,8 @@ def gpus_now(lab: Lab, hosts: Iterable[Host] | None = None) -> list[Gpu]:
     return [states.gpu_now(gpu, known.get(gpu.host), policy) for gpu in lab.store.gpus()]
 
 
-def _gpu_object(lab: Lab, gpu: Gpu, run: Run | None, now: float) -> Json:
+def gpu_object(lab: Lab, gpu: Gpu, run: Run | None, now: float) -> Json:
+    """The GPU object of one row, with the run on it."""
     sample = gpu.telemetry
     at = sample.get("at") if sample else None
     load = under_load(lab, run, now=now) if run is not None and not run.ended else None

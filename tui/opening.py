@@ -106,7 +106,8 @@ def print_once(path: Path, *, readonly: bool = False, ascii: bool = False) -> in
 
 def tries(run: dict[str, Any]) -> str:
     """What a run changes and why, in words."""
-    changed = " ".join(f"{name}={value}" for name, value in (run["cell"] or run["overrides"] or {}).items())
+    values = run["changes"] if "changes" in run else run["cell"] or run["overrides"]
+    changed = " ".join(f"{name}={value}" for name, value in (values or {}).items())
     return "; ".join(part for part in (changed, run["hypothesis"]) if part) or "-"
 
 
@@ -140,13 +141,20 @@ def gpu_rows(found: list[dict[str, str]], width: int | None) -> list[str]:
     return out
 
 
+def unwatched(lab: Lab) -> list[dict[str, Any]]:
+    """This machine's GPUs where no daemon has told any yet."""
+    from runner import glance  # an engine and its loop: the screen opens without them
+
+    return glance.gpus(lab)
+
+
 def once_lines(lab: Lab, width: int | None = None) -> list[str]:
     """What `--once` prints; GPUs are set for a terminal of this width."""
     state = queries.lab_state(lab)
     live = {str(o["id"]): o for o in queries.run_objects(lab, queries.live_runs(lab))}
     out = [f"Overnight  {lab.path}  {time.strftime('%Y-%m-%d %H:%M:%S')}", safe(queries.state_line(state), 1000), "", "GPUs"]
     gpus: list[dict[str, str]] = []
-    for gpu in queries.gpu_objects(lab):
+    for gpu in queries.gpu_objects(lab) or unwatched(lab):
         run = live.get(str(gpu["run"]), {})
         row = {**gpu, "run_object": run}
         sample = sample_of(row)
@@ -171,10 +179,11 @@ def once_lines(lab: Lab, width: int | None = None) -> list[str]:
     out += ["", f"Queue ({state.queued}{f', {state.proposed} to approve' if state.proposed else ''})"]
     out += [f"  {fit(safe(r['id']), 7)} {fit(safe(r['gpu_type'] or 'any'), 10)} {safe(tries(r), 90)}" for r in waiting] or ["  empty"]
     board = queries.leaderboard(lab, limit=15)
-    out += ["", f"Leaderboard {safe(board['class'] or '', 80)} {number(board['budget_s'])} s"]
+    of = f" {safe(board['class'], 80)} {number(board['budget_s'])} s" if board["class"] else ""
+    out += ["", f"Leaderboard{of}"]
     out += [
         f"  {r['rank']:>3} {fit(safe(r['id']), 7)} {number(r['val_bpb'], 6)} {fit(number(r['gain'], 4), 8, 'right')} "
-        f"{fit(r['badge'] or '', 13)} {safe(r['hypothesis'] or '', 70)}"
+        f"{fit(r['badge'] or '', 13)} {safe(tries(r), 90)}"
         for r in board["rows"]
     ] or ["  no result yet"]
     return out

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 
+from runner import queries
 from tests.tui import rows, scenes
 from tui import app
 from tui.opening import once_lines
@@ -102,3 +103,25 @@ def test_a_pipe_gets_every_column(tmp_path: Path) -> None:
     assert (
         "  alpha:5        H100 80GB        busy         r0020   training                   40%   2:58   MFU 50.7%   99%  645W  65C" in lines
     )
+
+
+def test_a_lab_no_daemon_has_served_shows_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    before = lab.store.data_version()
+    assert app.run_once(lab.path) == 0
+    out = capsys.readouterr().out
+    gpus = out.split("GPUs\n")[1].split("\n\nQueue")[0].splitlines()
+    assert gpus and all("unwatched" in row and "no daemon runs" in row for row in gpus), out
+    assert lab.store.gpus() == [] and lab.store.data_version() == before, "looking writes nothing"
+    rows.beat(lab)
+    assert app.run_once(lab.path) == 0
+    assert "unwatched" not in capsys.readouterr().out, "what a daemon serves, the daemon tells"
+
+
+def test_the_leaderboard_says_what_a_run_changes_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = scenes.busy(tmp_path)
+    board = queries.leaderboard(lab, limit=15)["rows"]
+    changed = next(r for r in board if r["changes"])
+    assert app.run_once(lab.path) == 0
+    line = next(row for row in capsys.readouterr().out.split("Leaderboard")[1].splitlines() if changed["id"] in row)
+    assert all(f"{name}={value}" in line for name, value in changed["changes"].items())
