@@ -57,10 +57,12 @@ PEAKS = (
     Peak("MI325X", 1307.4, "AMD Instinct MI325X data sheet"),
 )
 
-# A word that makes another card of the one before it; the rest of a name (80GB, SXM4, HBM3, GPU, Generation, …) does not.
+# A word that makes another card of the one before it (an A100 of 64 GB has 124 units); the rest of a name (80GB, SXM4, HBM3, GPU, …)
+# does not.
 _VARIANTS = frozenset(
-    {"ti", "super", "d", "laptop", "mobile", "max", "pcie", "nvl", "mig", "server", "embedded", "blackwell", "ada", "v2"}
+    {"ti", "super", "d", "laptop", "mobile", "max", "pcie", "nvl", "mig", "server", "embedded", "blackwell", "ada", "v2", "64gb"}
 )
+_SLICE = re.compile(r"\d+[abcq]")  # 48Q, 10C: a vGPU profile, whose share of the card its name does not tell
 _SAME_CARD = {"a100": {"pcie"}, "a800": {"pcie"}, "a30": {"pcie"}, "rtx pro 6000 blackwell": {"server"}}  # one figure for both forms
 
 
@@ -81,7 +83,7 @@ def peak_row(name: str) -> Peak | None:
         return None
     _, row, rest = best
     others = _VARIANTS.intersection(rest) - _SAME_CARD.get(row.name.lower(), set())
-    return None if others else row
+    return None if others or any(map(_SLICE.fullmatch, rest)) else row
 
 
 def peak_flops(name: str) -> float | None:

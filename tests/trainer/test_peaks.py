@@ -52,6 +52,9 @@ def test_known_cards_are_found_by_their_driver_name(name: str, tflops: float) ->
         "Quadro RTX 6000",
         "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
         "NVIDIA GeForce RTX 50900",
+        "NVIDIA A40-48Q",
+        "GRID A100-1-5C",
+        "NVIDIA A100-SXM-64GB",
     ],
 )
 def test_a_card_without_a_row_is_unknown_not_guessed(name: str) -> None:
