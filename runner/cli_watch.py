@@ -300,7 +300,7 @@ def _say_unranked(board: dict[str, Any]) -> None:
 def what_of(row: dict[str, Any]) -> str:
     """What the run of a leaderboard row tries; a wave's hypothesis is not repeated for each of its cells."""
     if row["promoted_from"]:
-        return f"promoted from {row['promoted_from']}"
+        return what(f"promoted from {row['promoted_from']}", row["changes"])
     return what(None if row["wave"] and row["changes"] else row["hypothesis"], row["changes"])
 
 

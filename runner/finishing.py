@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from runner import follow, measuring, reading, upkeep, verbs, verifying
+from runner import follow, measuring, news, reading, upkeep, verbs, verifying
 from runner.errors import OvernightError, RequestError
 from runner.fitness import host_at_fault
 from runner.records import GpuState, Outcome, Phase, Purpose, Severity
@@ -89,6 +89,8 @@ def _outcome(roster: Roster, track: Track, state: State, tail: str, summary_seen
     # a stop that came too late (a standby that had its GPU already, a run that had ended) explains nothing
     stopped = (state.status or {}).get("stop_reason") == track.stop_asked
     words = (track.stop_why if stopped else None) or said.cause_text
+    if said.outcome == Outcome.CANCELLED and (asked := news.cancelled_by(roster.lab, track.run.id)) is not None and asked.why:
+        words = f"cancelled by {asked.who}: {asked.why}"
     fields = {"outcome": said.outcome, "cause": said.cause, "cause_text": words, "last_lines": said.last_lines}
     if track.run.purpose == Purpose.VERIFY:
         fields |= verifying.conclude(roster, track.run, tail)

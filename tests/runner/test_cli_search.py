@@ -65,6 +65,8 @@ def test_two_types_that_agree_say_so_and_each_board_names_the_other(lab: Lab, ca
     for part, own, other in (("h200", "H200 · torch 2", "H100 · torch 2"), ("H100", "H100 · torch 2", "H200 · torch 2")):
         said = run(lab, capsys, "leaderboard", "--class", part)[1]
         assert said.startswith(f"class {own},") and f"Not comparable with it: {other} (--class shows one)." in said
+    lab.store.update_run("r0002", promoted_from="r0001")
+    assert "DEPTH=9; promoted from r0001" in run(lab, capsys, "leaderboard", "--class", "H100")[1]
     code, _, err = run(lab, capsys, "leaderboard", "--class", "torch")
     assert code == 2 and "is part of 2 classes" in err
     assert run(lab, capsys, "leaderboard", "--class", "B200")[0] == 2

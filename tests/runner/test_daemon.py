@@ -118,7 +118,7 @@ async def test_cancel_is_cancelled_only_when_it_is_gone(lab: Lab) -> None:
         verbs.cancel(lab, [run_id], who="tui", why="enough")
         await until(lambda: lab.store.run(run_id).phase == "finishing")  # type: ignore[union-attr]
         (run,) = await ended(lab, run_id)
-    assert run.outcome == "cancelled" and not _processes_of(lab, run_id)
+    assert (run.outcome, run.cause_text) == ("cancelled", "cancelled by tui: enough") and not _processes_of(lab, run_id)
 
 
 async def test_order_is_kept_and_cancel_of_a_waiting_run_is_immediate(lab: Lab) -> None:
