@@ -99,3 +99,17 @@ def test_approval_mode_stands_in_the_header(night: Snapshot) -> None:
     assert night.state is not None
     assert "APPROVAL" not in header(night, 120, NOW).text
     assert "APPROVAL m" in header(replace(night, state=replace(night.state, approval="ask")), 120, NOW).text
+
+
+def test_a_flag_of_a_gpu_names_its_place_and_quarantine_is_said_once(tmp_path: Path) -> None:
+    lab = scenes.host_down(tmp_path)
+    lab.store.raise_flag("GPU-alpha-03", "orphan_process", "bad", "held by pid 8812")
+    lab.store.raise_flag("GPU-alpha-05", "foreign_process", "warn", "9 GiB in use by pid 77")
+    texts = [t for _, t in alerts(snapshot_of(lab), NOW)]
+    assert sum("alpha:3" in t or "GPU-alpha-03" in t for t in texts) == 1, texts
+    assert any(t.startswith("alpha:5 foreign_process") for t in texts), texts
+
+
+def test_a_frozen_read_only_screen_says_both(night: Snapshot) -> None:
+    assert "│ read-only FROZEN z │" in header(night, 200, NOW, readonly=True, frozen=True).text
+    assert "│ FROZEN z │" in header(night, 200, NOW, frozen=True).text and "│  " not in header(night, 200, NOW).text

@@ -6,10 +6,12 @@ The header says how the night goes; the alerts say what costs GPU time right now
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from runner.queries import LabState
 from runner.records import Flag
 
+from ..gpuwords import label
 from ..lines import Line, Span, safe
 from ..snapshot import Snapshot
 from ..words import age, number, plural
@@ -43,7 +45,8 @@ def _parts(snapshot: Snapshot, now: float, readonly: bool, frozen: bool) -> list
     """(how soon it may leave, spans) of each fact."""
     name: list[Span] = [("Overnight", "title")]
     where: list[Span] = [(safe("/".join(snapshot.lab.rstrip("/").split("/")[-2:]), 40), "muted")]
-    mode: list[Span] = ([("read-only", "warn")] if readonly else []) + ([(" FROZEN z", "warn")] if frozen else [])
+    held = " ".join(word for word, on in (("read-only", readonly), ("FROZEN z", frozen)) if on)
+    mode: list[Span] = [(held, "warn")] if held else []
     state = snapshot.state
     if state is None:
         return [
@@ -69,7 +72,7 @@ def _parts(snapshot: Snapshot, now: float, readonly: bool, frozen: bool) -> list
     )
     calls: list[Span] = [("agent ", "muted"), (f"{age(state.last_agent_call_s)} ago", "")] if state.last_agent_call_s is not None else []
     left = _left(state)
-    speed: list[Span] = [(str(state.runs_last_hour), ""), (" runs/h", "muted")]
+    speed: list[Span] = [(str(state.runs_last_hour), ""), (" run/h" if state.runs_last_hour == 1 else " runs/h", "muted")]
     daemon: list[Span] = [("●", "good")] if state.daemon_alive else [("○ no daemon", "bad")]
     return [
         (0, name),
@@ -136,7 +139,9 @@ def alerts(snapshot: Snapshot, now: float) -> list[Alert]:
         if g.get("state") == "quarantined"
     ]
     told = {({"down": "host_down"}.get(str(h.state), str(h.state)), h.name) for h in snapshot.hosts if h.state in ("down", "unfit")}
-    found += [_flag(f, now) for f in snapshot.flags if (f.kind, f.subject) not in told]  # one fact is one alert
+    told |= {("orphan_process", str(g.get("uuid"))) for g in snapshot.gpus if g.get("state") == "quarantined"}
+    places = {str(g.get("uuid")): label(g) for g in snapshot.gpus}
+    found += [_flag(f, now, places) for f in snapshot.flags if (f.kind, f.subject) not in told]  # one fact is one alert
     return sorted(dict.fromkeys(found), key=lambda a: _ORDER.get(a[0], 3))
 
 
@@ -176,11 +181,9 @@ def _failing(snapshot: Snapshot, now: float) -> list[Alert]:
     return [("warn", f"{what} crashed, {safe(newest.subject, 12)} {age(now - newest.at)} ago: {cause}")]
 
 
-def _flag(flag: Flag, now: float) -> Alert:
-    return (
-        str(flag.severity),
-        f"{safe(flag.subject, 20)} {safe(flag.kind, 30)}, {age(now - flag.raised_at)}: {safe(flag.evidence, 200)}",
-    )
+def _flag(flag: Flag, now: float, places: Mapping[str, str]) -> Alert:
+    subject = places.get(flag.subject) or safe(flag.subject, 20)
+    return (str(flag.severity), f"{subject} {safe(flag.kind, 30)}, {age(now - flag.raised_at)}: {safe(flag.evidence, 200)}")
 
 
 def alert_lines(found: list[Alert], width: int, most: int) -> list[Line]:
