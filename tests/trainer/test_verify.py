@@ -400,3 +400,33 @@ def test_a_large_evaluation_is_recomputed_in_part(run: Folder, monkeypatch: pyte
         assert rows == 128 < len(text.rows) and bpb == pytest.approx(claim(run), abs=1e-4)
         with pytest.raises(module.Refuted, match="have another loss than the run claims"):
             check.run(text, honest_rows * 0.9)
+
+
+def test_the_recipe_for_other_trainers_brings_a_compiled_model_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import dataclasses
+
+    import torch
+
+    recipe = (TRAINER.parent / "docs" / "verify.md").read_text().split("```python\n")[1].split("```")[0]
+
+    @dataclasses.dataclass
+    class Config:
+        width: int
+
+    class Model(torch.nn.Module):
+        def __init__(self, config: Config) -> None:
+            super().__init__()
+            self.table = torch.nn.Embedding(20, config.width)
+            self.head = torch.nn.Linear(config.width, 20)
+
+        def forward(self, idx: torch.Tensor) -> torch.Tensor:
+            return self.head(self.table(idx)).float()
+
+    scope: dict[str, Any] = {"torch": torch, "asdict": dataclasses.asdict, "GPT": Model, "GPTConfig": Config}
+    exec(recipe, scope)
+    monkeypatch.chdir(tmp_path)
+    config, idx = Config(8), torch.arange(6).view(2, 3)
+    model = Model(config)
+    for saved in (model, torch.compile(model, backend="eager")):
+        scope["save"](saved, config)
+        assert torch.equal(scope["load_model"]("checkpoint.pt", "cpu")(idx), model(idx))
