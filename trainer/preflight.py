@@ -299,7 +299,10 @@ def main() -> int:
     except torch.OutOfMemoryError:
         print("error: the GPU has no memory free for the measurement; end what else is on it", file=sys.stderr)
         return 1
-    except (DataError, NoBfloat16, OSError) as error:
+    except OSError as error:
+        print(f"error: cannot write {error.filename}: {error.strerror}; name a writable folder with --data", file=sys.stderr)
+        return 1
+    except (DataError, NoBfloat16) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(json.dumps({**found, "kept_in": str(path)}))

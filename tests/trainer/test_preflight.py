@@ -97,6 +97,12 @@ def test_without_a_gpu_it_says_so(folder: Folder) -> None:
     assert found["choices"] == {} and "no GPU" in found["note"] and found["gpu_name"] is None
 
 
+def test_a_folder_that_takes_no_result_is_one_sentence(folder: Folder) -> None:
+    (folder.path / "taken").write_text("a file")
+    broken = folder.run("preflight.py", "--data", "taken")
+    assert broken.returncode == 1 and broken.stderr == "error: cannot write taken: File exists; name a writable folder with --data\n"
+
+
 def test_batches_are_tried_up_to_the_cliff(preflight: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = {2**14: 80.0, 2**15: 99.0, 2**16: 100.0, 2**17: 60.0, 2**18: 50.0}
     tried: list[int] = []
