@@ -78,6 +78,16 @@ def test_the_same_flag_is_said_once_and_what_is_left_out_is_counted(night: Snaps
     assert len(alert_lines(found[:3], 60, 3)) == 3
 
 
+def test_a_change_that_waits_for_a_human_is_told_once(night: Snapshot) -> None:
+    assert night.state is not None
+    waits = "hosts.toml changed, and this waits for a human."
+    state = replace(night.state, daemon_alive=True, daemon_silent_s=None, policy_pending=waits, daemon_note=f"{waits}; alpha: refused")
+    told = alerts(replace(night, state=state), NOW)
+    assert [a for a in told if "waits" in a[1]] == [("warn", waits)] and ("bad", "alpha: refused") in told
+    told = alerts(replace(night, state=replace(state, daemon_note=waits)), NOW)
+    assert [a for a in told if "waits" in a[1]] == [("warn", waits)]
+
+
 def test_a_night_of_crashes_is_said(tmp_path: Path) -> None:
     """Crashed runs make room for the next ones: the GPUs look busy, and nothing else on the first page would tell."""
     lab = rows.empty_lab(tmp_path, "alpha")

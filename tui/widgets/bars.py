@@ -115,8 +115,8 @@ def alerts(snapshot: Snapshot, now: float) -> list[Alert]:
         )
     elif state.daemon_silent_s is not None:
         found.append(("bad", f"The daemon has written nothing for {age(state.daemon_silent_s)}: a full disk, or a machine that hangs."))
-    elif state.daemon_note:
-        found.append(("bad", safe(state.daemon_note, 300)))
+    elif note := (state.daemon_note or "").replace(state.policy_pending or "\0", "").strip("; "):  # it tells what is pending, too
+        found.append(("bad", safe(note, 300)))
     if state.policy_pending:
         found.append(("warn", safe(state.policy_pending, 300)))
     if state.proposed:
