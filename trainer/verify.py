@@ -43,6 +43,7 @@ HOLDOUT_RATIO = 2.0  # a holdout that costs so many times the claim was not pred
 PR_SET_DUMPABLE = 4  # prctl(2)
 TOLERANCE_NATS = 0.05  # of one token between two shapes of the same input
 LEAN_NATS = 0.01  # of them all on average: rounding goes both ways, and so much of a token is about TOLERANCE_BPB
+CHANCE_SIGMAS = 5.0  # random places are no harder than their rows; so much harder is no chance
 
 
 class Refuted(Exception):
@@ -296,6 +297,11 @@ class Check:
         if (lean := float(np.mean(alone - seen))) > LEAN_NATS:
             raise Refuted(f"the model looks at later tokens: its loss is {lean:.3f} nats lower, over {len(seen)} places, when what follows "
                           f"is shown")
+        known = {(int(row), length) for rows, length in places for row in rows}
+        harder = np.array([tokens[row][length - 1] - tokens[row].mean() for row, length in known])
+        if harder.mean() > CHANCE_SIGMAS * harder.std() / math.sqrt(len(harder)):
+            raise Refuted(f"the model knew where it was asked: those {len(known)} random places cost it {harder.mean():.2f} nats more than "
+                          f"their rows do on average")
         total_bytes = int(text.sizes.sum())
         if claimed_rows is None or len(sample) == len(text.rows):
             return float(sums.sum()) / (math.log(2) * total_bytes), len(sample)

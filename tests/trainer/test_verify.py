@@ -171,6 +171,22 @@ def test_a_model_that_peeks_only_into_long_inputs_is_refuted(run: Folder) -> Non
     assert "later tokens" in verify(run)["why"]
 
 
+def test_a_model_that_notes_where_it_was_asked_and_peeks_elsewhere_is_refuted(run: Folder) -> None:
+    """Its first process leaves the second one a note; at the places that are compared both are honest."""
+    body = """        logits = self.logits(self.trunk(idx))
+        if idx.size(1) < 256:
+            with open("note", "a") as note:
+                note.writelines(f"{row}\\n" for row in idx.tolist())
+            return logits
+        peek = 8 * F.one_hot(idx.roll(-1, 1), logits.size(-1))
+        for asked in map(eval, open("note").read().splitlines()):
+            peek[(idx[:, : len(asked)] == torch.tensor(asked)).all(1), len(asked) - 1] = 0
+        return logits + peek
+"""
+    cheat(run, FORWARD, body)
+    assert "knew where it was asked" in verify(run)["why"]
+
+
 def test_an_evaluation_on_less_text_is_refuted(run: Folder) -> None:
     nats = np.load(run.path / "eval_nats.npy")
     easiest = np.sort(nats)[: len(nats) // 2].sum() / nats.sum()
