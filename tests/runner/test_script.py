@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 
 from runner import sources
 from runner.errors import BadValue, UnknownName
+from runner.policy import TrainerPolicy
 from runner.research.statics import one_model
 from runner.script import Script, read_script
 
-SHIPPED = (Path(__file__).parents[2] / "trainer" / "train.py").read_text()
+TRAINER = TrainerPolicy(folder=Path(__file__).parents[2] / "trainer")
+SHIPPED = (TRAINER.folder / "train.py").read_text()
 ODD = '''"""Constants in unusual places."""
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def same_as_read(script: Script, text: str) -> None:
     assert [type(v) for v in script.constants.values()] == [type(v) for v in sources.constants(text).values()]
     assert script.effective_sha == sources.effective_sha(text)
     assert script.seed == sources.seed_of(text)
-    assert one_model(script).effective_sha == sources.effective_sha(one_model(read_script(text, "x")).text)
+    assert one_model(script, TRAINER).effective_sha == sources.effective_sha(one_model(read_script(text, "x"), TRAINER).text)
 
 
 @settings(max_examples=60, deadline=None)
@@ -81,11 +83,11 @@ def test_the_shipped_script_too(values: dict[str, Any]) -> None:
 
 def test_a_variant_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     root = read_script(SHIPPED, "train.py")
-    one_model(root)
+    one_model(root, TRAINER)
     parsed: list[str] = []
     monkeypatch.setattr(sources, "parse", lambda text, name="source": parsed.append(text) or ast.parse(text))
     for depth in range(2, 14):
-        variant = one_model(read_script(SHIPPED, "train.py").override({"DEPTH": depth})).reseeded(depth)
+        variant = one_model(read_script(SHIPPED, "train.py").override({"DEPTH": depth}), TRAINER).reseeded(depth)
         assert variant.effective_sha and variant.seed == depth and variant.text
     assert not parsed
 
