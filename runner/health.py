@@ -24,6 +24,7 @@ LOW_MFU = 5.0  # percent: nobody's training step is that bad on a path that work
 FLOOR_SHARE = 0.25  # of the rate that a preflight of this host measured
 WALL_RATIO, WALL_EXTRA_S = 2.0, 60.0
 CLIFF = 0.8
+USEFUL_EPOCHS = 4  # so often repeated text is about as good as new (Muennighoff et al. 2023, arXiv 2305.16264)
 # NVML clocks-event reasons (nvml.h): 0x4 software power cap; the others are slowdowns nobody wants.
 POWER_CAP, SLOWDOWNS = 0x4, {0x8: "hardware slowdown", 0x20: "software thermal", 0x40: "hardware thermal", 0x80: "power brake"}
 
@@ -209,13 +210,23 @@ def wall_time(v: View) -> Iterator[Finding]:
 
 
 def epochs(v: View) -> Iterator[Finding]:
-    """(j) It sees the data again where the baseline did not."""
-    if v.baseline_epochs is not None and v.run.epoch is not None and v.run.epoch >= 2 > v.baseline_epochs:
+    """(j) It sees the data again where the baseline did not, or more often than repeated text teaches anything."""
+    run, first = v.run, v.baseline_epochs
+    if run.epoch is None:
+        return
+    if run.epoch > USEFUL_EPOCHS:
+        known = first is not None and first > USEFUL_EPOCHS  # the baseline said so already
+        yield Finding(
+            "more_epochs",
+            Severity.INFO if known else Severity.WARN,
+            f"it is in epoch {run.epoch:g}: beyond {USEFUL_EPOCHS} passes repeated text teaches ever less, and validation gets worse while "
+            "training loss falls; give it more text, a shorter budget or a smaller model",
+        )
+    elif first is not None and run.epoch >= 2 > first:
         yield Finding(
             "more_epochs",
             Severity.INFO,
-            f"it is in epoch {v.run.epoch:g}, the baseline ended in epoch {v.baseline_epochs:g}: "
-            "it repeats data, and its training loss flatters it",
+            f"it is in epoch {run.epoch:g}, the baseline ended in epoch {first:g}: it repeats data, and its training loss flatters it",
         )
 
 

@@ -368,7 +368,7 @@ def evaluate_bpb(token_nats: Callable[[Any, Any], Any], dataset: Dataset, batch_
         if missing:
             batch = torch.cat([batch, torch.full((missing, batch.shape[1]), dataset.bos, device=device)])
         sizes = token_bytes[batch[:, 1:]]
-        losses = token_nats(batch[:, :-1], batch[:, 1:]).view_as(sizes)
+        losses = token_nats(batch[:, :-1], batch[:, 1:]).detach().view_as(sizes)
         row_nats.append(torch.where(sizes > 0, losses, 0.0).sum(dim=1, dtype=torch.float64))
         scored_bytes += sizes.sum()
     per_row = torch.cat(row_nats)[: len(rows)].cpu().numpy()

@@ -102,7 +102,8 @@ class Model:
     """The run's model behind a pipe: tokens in, logits out. Its prints, its patches and its memory stay in its own process."""
 
     MARKS = ("OVERNIGHT_RUN_ID", "OVERNIGHT_RUN_DIR")  # without them the control room takes its processes on the GPU for a stranger's
-    KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TMPDIR", *MARKS)
+    SHIM = "OVERNIGHT_SHIM_ATTENTION"  # shims/kernels.py makes another model of it
+    KEPT_ENVIRONMENT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES", "TMPDIR", SHIM, *MARKS)
 
     def __init__(self, work: Path, device: str, vocab_size: int, deadline_s: float) -> None:
         self.vocab_size, self.timed_out = vocab_size, False

@@ -20,7 +20,8 @@ from runner.research.noise import pooled
 MARGIN_SD = 6.0  # beyond the best by so many standard deviations of the noise
 MARGIN_SHARE = 0.20  # or, while no noise is known, by this share of the best
 LEAST_SHARE = 0.05  # a real step may be many standard deviations where noise is small: report 1's halved batch gained 4 % at once
-OVER_SHARE, OVER_S = 1.25, 10.0  # of the budget: steps are not cut short, and evaluations take their time
+OVER_SHARE, OVER_S = 1.25, 2.0  # of the budget, besides its last steps, which are not cut short
+EVALUATION_S = 10.0  # more than its class may a run take beyond its training
 SHORT_SHARE = 0.5  # of the budget, as wall time
 RATIO_OFF = 0.25  # training loss over val_bpb is nearly one number in a class: bytes per token × ln 2
 ENOUGH = 3
@@ -67,7 +68,7 @@ def overtime(lab: Lab, run: Run) -> str | None:
     """
     if lab.policy().trainer.budget is None:
         return None  # the script has no budget: it ends when it does
-    last_steps_s = 2 * (run.dt_ms or 0) / 1000
+    last_steps_s = min(2 * (run.dt_ms or 0) / 1000, run.budget_s)  # the run's own word, too
     if run.training_s is not None and run.training_s > OVER_SHARE * run.budget_s + last_steps_s + OVER_S:
         return f"it trained for {run.training_s:.1f} s, of a budget of {run.budget_s:g} s"
     own = _uncounted_s(run.first_step_at, run.ended_at, run.training_s)
@@ -82,7 +83,7 @@ def overtime(lab: Lab, run: Run) -> str | None:
     if len(others) < ENOUGH:
         return None
     usual = statistics.median(others)
-    if own <= 2 * usual + OVER_S + (OVER_SHARE - 1) * run.budget_s:
+    if own <= 2 * usual + EVALUATION_S + (OVER_SHARE - 1) * run.budget_s:
         return None
     return f"it took {own:.0f} s beyond the training it counts; the runs of its class take {usual:.0f} s: its clock may have been slowed"
 

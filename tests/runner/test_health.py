@@ -84,6 +84,7 @@ def test_missing_facts_raise_nothing() -> None:
     (replace(with_run(hypothesis="a bold edit"), same_as="r0000"), "unchanged_source"),
     (with_run(wall_s=900.0, training_s=300.0), "wall_over_training"),
     (with_run(epoch=2.0), "more_epochs"),
+    (replace(with_run(epoch=5.0), baseline_epochs=None), "more_epochs"),
     (replace(HEALTHY, evaluated_share=0.9), "evaluation_shrunk"),
     (replace(HEALTHY, mfu_percent=130.0), "mfu_impossible"),
     (replace(HEALTHY, mfu_percent=12.0), "mfu_low"),
@@ -151,3 +152,12 @@ def test_the_policy_may_name_every_flag_of_a_live_run_and_no_other(tmp_path: Pat
     assert made - of_the_lab - {"wall_over_training"} == set(RUN_KINDS)
     with pytest.raises(PolicyError, match="'stuck'"):
         make_lab(tmp_path, policy='kill_on_flags = ["stuck"]').policy()
+
+
+@pytest.mark.parametrize(("epoch", "baseline", "said"), [
+    (4.0, None, None), (4.0, 4.0, None), (5.0, None, "warn"), (20.0, 2.0, "warn"), (20.0, 20.0, "info"), (2.0, 1.0, "info"),
+    (2.0, 2.0, None),
+])
+def test_repeated_text_is_a_warning_once_for_a_class(epoch: float, baseline: float | None, said: str | None) -> None:
+    found = [str(f.severity) for f in detect(replace(with_run(epoch=epoch), baseline_epochs=baseline)) if f.kind == "more_epochs"]
+    assert found == ([said] if said else [])

@@ -418,31 +418,59 @@ def test_a_large_evaluation_is_recomputed_in_part(run: Folder, monkeypatch: pyte
             check.run(text, honest_rows * 0.9)
 
 
-def test_the_recipe_for_other_trainers_brings_a_compiled_model_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import dataclasses
+FORK = """
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from dataclasses import asdict, dataclass
+from prepare import evaluate_bpb, load_dataset
 
-    import torch
+@dataclass
+class GPTConfig:
+    vocab_size: int
+    width: int = 16
 
-    recipe = (TRAINER.parent / "docs" / "verify.md").read_text().split("```python\n")[1].split("```")[0]
+class GPT(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.table = nn.Embedding(config.vocab_size, config.width)
+        self.head = nn.Linear(config.width, config.vocab_size)
 
-    @dataclasses.dataclass
-    class Config:
-        width: int
+    def forward(self, idx, targets=None, reduction="mean"):
+        logits = self.head(self.table(idx)).float()
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), reduction=reduction)
 
-    class Model(torch.nn.Module):
-        def __init__(self, config: Config) -> None:
-            super().__init__()
-            self.table = torch.nn.Embedding(20, config.width)
-            self.head = torch.nn.Linear(config.width, 20)
+RECIPE
+if __name__ == "__main__":
+    data, device, DEVICE_BATCH_SIZE = load_dataset(), "cpu", 4
+    config = GPTConfig(data.vocab_size)
+    model = torch.compile(GPT(config), backend="eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        if True:
+ENDING
+    print(val_bpb)
+"""
 
-        def forward(self, idx: torch.Tensor) -> torch.Tensor:
-            return self.head(self.table(idx)).float()
 
-    scope: dict[str, Any] = {"torch": torch, "asdict": dataclasses.asdict, "GPT": Model, "GPTConfig": Config}
-    exec(recipe, scope)
-    monkeypatch.chdir(tmp_path)
-    config, idx = Config(8), torch.arange(6).view(2, 3)
-    model = Model(config)
-    for saved in (model, torch.compile(model, backend="eager")):
-        scope["save"](saved, config)
-        assert torch.equal(scope["load_model"]("checkpoint.pt", "cpu")(idx), model(idx))
+def test_a_fork_that_follows_the_recipe_is_verified(run: Folder) -> None:
+    """Upstream's ways in small: a compiled model whose loss takes views, evaluated under autocast with gradients on."""
+    ending, recipe = [part.split("```")[0] for part in (TRAINER.parent / "docs" / "verify.md").read_text().split("```python\n")[1:]]
+    for name in ("events.jsonl", "checkpoint.pt", "eval_nats.npy"):
+        (run.path / name).unlink()
+    ending = "".join(f"        {line}\n" for line in ending.splitlines())
+    (run.path / "train.py").write_text(FORK.replace("RECIPE", recipe).replace("ENDING", ending))
+    done = run.run("train.py", OVERNIGHT_CORPUS=str(run.path / "corpus"))
+    assert done.returncode == 0, done.stderr
+    answer = verify(run, "--claim", done.stdout.split()[-1])
+    assert answer["verdict"] == "verified", answer["why"]
+
+
+def test_the_model_sees_the_same_attention_as_in_the_run(run: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """shims/kernels.py makes another model of OVERNIGHT_SHIM_ATTENTION."""
+    cheat(run, "    return model.eval()", "    assert os.environ['OVERNIGHT_SHIM_ATTENTION'] == 'full'\n    return model.eval()")
+    with verifier(run, monkeypatch) as module:
+        monkeypatch.setenv("OVERNIGHT_SHIM_ATTENTION", "full")
+        answer = module.verify(run.path, claim(run), "cpu")
+    assert answer.verdict == "verified", answer.why

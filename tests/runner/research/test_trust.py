@@ -119,6 +119,10 @@ def test_more_training_than_the_budget_is_held_by_its_own_word_and_by_our_clock(
         ended(lab, depth, 1.0, ended_at=now + 20.1 + 5.0 + depth / 10, **clocks)
     own_word = ended(lab, 7, 0.99, training_s=41.0, wall_s=47.0, ended_at=now + 46.0, **clocks)
     assert own_word.trust_why == "held: it trained for 41.0 s, of a budget of 20 s"
+    a_third_more = ended(lab, 11, 0.99, training_s=27.5, wall_s=34.0, ended_at=now + 33.0, **clocks)
+    assert a_third_more.trust_why == "held: it trained for 27.5 s, of a budget of 20 s"
+    one_endless_step = ended(lab, 12, 0.99, training_s=200.0, wall_s=206.0, ended_at=now + 205.0, first_step_at=now, dt_ms=200_000.0)
+    assert one_endless_step.trust_why == "held: it trained for 200.0 s, of a budget of 20 s"
     our_clock = ended(lab, 8, 0.99, training_s=20.1, wall_s=68.0, ended_at=now + 66.0, **clocks)  # three times the budget, clock slowed
     assert "took 46 s beyond the training it counts; the runs of its class take 5 s" in str(our_clock.trust_why)
     slow_evaluation = ended(lab, 9, 0.99, training_s=20.1, wall_s=45.0, ended_at=now + 20.1 + 18.0, **clocks)
