@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from pathlib import Path
-
-import pytest
-from mcp.types import Implementation
 
 from mcp_server.desk import Desk
-from mcp_server.server import build_server
 from runner import verbs
 from runner.lab import Lab
 from runner.records import Point, Submission
-from tests.mcp_server.conftest import Agent, chars, connected, rows_of, text_of
+from tests.mcp_server.conftest import Agent, chars, rows_of, text_of
 from tests.runner.labs import finish
 
 TWELVE = {
@@ -49,55 +43,9 @@ async def test_there_are_twelve_described_and_annotated_tools(agent: Agent) -> N
     assert writes == {"run_experiment", "submit_wave", "decide", "cancel"}
 
 
-async def test_a_run_is_submitted_with_its_place_and_the_next_call(agent: Agent, lab: Lab) -> None:
-    answer = await agent("run_experiment", overrides={"DEPTH": 10}, hypothesis="deeper is better")
-    run = lab.store.run(answer["id"])
-    assert run is not None and run.constants["DEPTH"] == 10 and run.hypothesis == "deeper is better"
-    assert answer["phase"] == "queued" and answer["outlook"] == "number 1 in the queue"
-    assert answer["next"] == f"wait_for_results(ids=['{run.id}'])"
-
-
-async def test_a_preflight_is_asked_for_and_told_like_a_run(agent: Agent, lab: Lab) -> None:
-    answer = await agent("run_experiment", purpose="preflight")
-    assert answer["outlook"] == "nothing to measure" and "has no preflight.py" in answer["notes"][0]
-    (lab.policy().trainer.folder / "preflight.py").write_text("")
-    assert "simulated" in (await agent("run_experiment", purpose="preflight"))["notes"][0]
-    text = lab.hosts_file.read_text() + '[[host]]\nname = "box"\nkind = "local"\n'
-    lab.accept(text)
-    lab.store.upsert_host("box", kind="local", state="up", since=0.0, info={})
-    lab.store.upsert_gpu("GPU-1", host="box", idx=0, name="NVIDIA H200", mem_total_mib=1, state="free", since=0.0)
-    refused = await agent.fails("run_experiment", purpose="preflight", overrides={"DEPTH": 1})
-    assert "takes no overrides" in refused
-    answer = await agent("run_experiment", purpose="preflight", gpu_type="H200", request_id="p")
-    run = lab.store.run(answer["id"])
-    assert run is not None and (run.purpose, run.gpu_type, run.agent[:4]) == ("preflight", "NVIDIA H200", "mcp:")
-    assert answer["next"] == f"wait_for_results(ids=['{run.id}'])"
-    lab.store.update_run(run.id, phase="ended", outcome="completed", cause_text="NVIDIA H200: 790 TFLOP/s; attention cudnn")
-    said = text_of(await agent.raw("wait_for_results", ids=[run.id]))
-    assert "attention cudnn" in said
-    assert not (await agent("leaderboard")).get("rows")
-
-
 async def test_the_client_is_named_in_the_audit_trail(agent: Agent, lab: Lab) -> None:
     await agent("run_experiment")
     assert [e.who for e in lab.store.events()] == ["mcp:mcp"]
-
-
-async def test_the_same_request_id_never_starts_a_second_run(agent: Agent, lab: Lab) -> None:
-    first = await agent("run_experiment", overrides={"DEPTH": 10}, request_id="k1")
-    again = await agent("run_experiment", overrides={"DEPTH": 10}, request_id="k1")
-    assert again["id"] == first["id"] and "nothing new" in again["replay"]
-    wave = await agent("submit_wave", factors={"DEPTH": [4, 6]}, request_id="k2")
-    assert (await agent("submit_wave", factors={"DEPTH": [4, 6]}, request_id="k2"))["wave"] == wave["wave"]
-    finish(lab, first["id"], 1.0)
-    repeats = await agent("decide", id=first["id"], action="repeat", seeds=2, request_id="k3")
-    assert rows_of(repeats, "runs") == rows_of(await agent("decide", id=first["id"], action="repeat", seeds=2, request_id="k3"), "runs")
-    assert lab.store.count_runs() == 5
-
-
-async def test_two_submissions_of_one_key_at_once_start_one_run(agent: Agent, lab: Lab) -> None:
-    answers = await asyncio.gather(*(agent("run_experiment", overrides={"DEPTH": 5}, request_id="once") for _ in range(6)))
-    assert {a["id"] for a in answers} == {"r0001"} and lab.store.count_runs() == 1
 
 
 WRONG_CALLS: list[tuple[str, dict[str, object], list[str]]] = [
@@ -139,124 +87,6 @@ async def test_a_wrong_call_is_one_sentence_and_changes_nothing(agent: Agent, la
             assert word in told, f"{tool} {arguments}: {told}"
         assert "Traceback" not in told and "pydantic" not in told and "Error executing" not in told
     assert lab.store.count_runs() == 0
-
-
-async def test_an_equal_source_is_refused_with_the_earlier_runs_id(agent: Agent, lab: Lab) -> None:
-    await agent("run_experiment", overrides={"DEPTH": 10})
-    told = await agent.fails("run_experiment", overrides={"DEPTH": 10, "SEED": 7})
-    assert "r0001" in told and "repeat" in told and lab.store.count_runs() == 1
-    await agent("run_experiment", overrides={"DEPTH": 10}, allow_duplicate=True)
-    assert lab.store.count_runs() == 2
-
-
-async def test_a_file_changed_after_submission_changes_nothing(agent: Agent, lab: Lab) -> None:
-    script = lab.policy().trainer.folder / "train.py"
-    before = script.read_text()
-    answer = await agent("run_experiment", path="train.py", purpose="baseline")
-    script.write_text("raise SystemExit(1)\n")
-    run = lab.store.run(answer["id"])
-    assert run is not None and lab.source_text(run.source_sha) == before
-
-
-async def test_a_diff_and_an_earlier_run_are_bases(agent: Agent, lab: Lab) -> None:
-    first = await agent("run_experiment", overrides={"DEPTH": 10})
-    diff = "--- a/train.py\n+++ b/train.py\n@@ -3,2 +3,2 @@\n-MATRIX_LR = 0.04\n+MATRIX_LR = 0.08\n TOTAL_BATCH_SIZE = 2**17\n"
-    second = await agent("run_experiment", base=first["id"], diff=diff)
-    run = lab.store.run(second["id"])
-    assert run is not None and run.constants["DEPTH"] == 10 and run.constants["MATRIX_LR"] == 0.08 and run.parent == first["id"]
-    shown = await agent("get_run", id=run.id)
-    assert rows_of(shown, "changed_from_parent") == [{"constant": "MATRIX_LR", "parent": 0.04, "this": 0.08}]
-    told = await agent("get_run", id=run.id, show="diff")
-    assert told["against"] == first["id"] and "| +MATRIX_LR = 0.08" in told["output"]
-
-
-async def test_a_wave_names_each_cell_and_its_analysis_says_what_is_missing(agent: Agent, lab: Lab) -> None:
-    wave = await agent("submit_wave", factors={"DEPTH": [6, 8], "MATRIX_LR": [0.02, 0.03]}, title="first")
-    cells = rows_of(wave, "runs")
-    assert [(c["DEPTH"], c["MATRIX_LR"]) for c in cells] == [(6, 0.02), (6, 0.03), (8, 0.02), (8, 0.03)]
-    for cell, bpb in zip(cells, [1.0, 1.1, 0.9, None], strict=True):
-        finish(lab, cell["id"], bpb)
-    told = await agent("analyze_wave", wave=wave["wave"])
-    assert told["total"] == 4 and told["completed"] == 3
-    seen = rows_of(told, "best_cells")[0]
-    assert (seen["cell"], seen["val_bpb"], seen["run"]) == ({"DEPTH": 8, "MATRIX_LR": 0.02}, 0.9, "r0003")
-    assert {f["factor"] for f in rows_of(told, "factors")} == {"DEPTH", "MATRIX_LR"}
-    heat = {frozenset(row) for row in told["mean_val_bpb"]["rows"]}
-    assert heat in ({frozenset({0.02, 1, 0.9}), frozenset({0.03, 1.1, None})}, {frozenset({6, 1, 1.1}), frozenset({8, 0.9, None})})
-    assert rows_of(told, "failed")[0]["id"] == "r0004"
-
-
-async def test_a_wave_of_repeats_is_analysed_too(agent: Agent, lab: Lab) -> None:
-    wave = await agent("run_experiment", purpose="baseline", seeds=3)
-    for cell, bpb in zip(rows_of(wave, "runs"), [1.0, 1.1, 0.9], strict=True):
-        finish(lab, cell["id"], bpb)
-    told = await agent("analyze_wave", wave=wave["wave"])
-    assert told["completed"] == 3 and rows_of(told, "repeats")[0]["mean"] == 1
-
-
-async def test_waiting_tells_each_result_once(agent: Agent, lab: Lab) -> None:
-    await agent("run_experiment", purpose="baseline")
-    await agent("submit_wave", factors={"DEPTH": [4, 6]})
-    finish(lab, "r0001", 1.0)
-    first = await agent("wait_for_results", timeout_s=5)
-    assert [r["id"] for r in rows_of(first, "results")] == ["r0001"] and first["pending"] == 2
-    nothing = await agent("wait_for_results", timeout_s=0, cursor=first["cursor"])
-    assert nothing["new"] == 0 and nothing["pending"] == 2
-    finish(lab, "r0003", None, cause_text="out of memory")
-    second = await agent("wait_for_results", timeout_s=5, cursor=nothing["cursor"])
-    assert [(r["id"], r["outcome"], r["note"]) for r in rows_of(second, "results")] == [("r0003", "crashed", "«out of memory»")]
-    finish(lab, "r0002", 0.9)
-    third = await agent("wait_for_results", timeout_s=5, cursor=second["cursor"])
-    assert [r["id"] for r in rows_of(third, "results")] == ["r0002"] and third["pending"] == 0
-    done = await agent("wait_for_results", cursor=third["cursor"])
-    assert done["new"] == 0 and "submit_wave" in done["next"]
-
-
-async def test_waiting_without_a_cursor_leaves_old_results_out(agent: Agent, lab: Lab) -> None:
-    await agent("submit_wave", factors={"DEPTH": [4, 6, 10]})
-    finish(lab, "r0001", 1.0, ended_at=time.time() - 7200)
-    finish(lab, "r0002", 1.1)
-    told = await agent("wait_for_results", timeout_s=1)
-    assert [r["id"] for r in rows_of(told, "results")] == ["r0002"]
-    later = await agent("wait_for_results", timeout_s=0, cursor=told["cursor"])
-    assert later["new"] == 0 and later["pending"] == 1
-    by_wave = await agent("wait_for_results", timeout_s=0, wave="w1")
-    assert {r["id"] for r in rows_of(by_wave, "results")} == {"r0001", "r0002"}
-
-
-async def test_waiting_ends_at_once_when_a_run_ends(agent: Agent, lab: Lab) -> None:
-    await agent("run_experiment")
-    waiting = asyncio.create_task(agent("wait_for_results", ids=["r0001"], timeout_s=50))
-    await asyncio.sleep(0)
-    finish(lab, "r0001", 1.5)
-    told = await asyncio.wait_for(waiting, 15)
-    assert told["new"] == 1
-
-
-async def test_waiting_sends_progress_and_can_be_cancelled(agent: Agent) -> None:
-    await agent("run_experiment")
-    seen: list[str | None] = []
-
-    async def progress(done: float, total: float | None, message: str | None) -> None:
-        seen.append(message)
-
-    call = asyncio.create_task(agent.client.call_tool("wait_for_results", {"timeout_s": 50}, progress_callback=progress))
-    for _ in range(100):
-        if seen:
-            break
-        await asyncio.sleep(0.05)
-    assert seen and "1 queued" in (seen[0] or "")
-    call.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await call
-    assert (await agent("list_runs"))["runs"]["rows"], "the server answers after a cancelled wait"
-
-
-async def test_a_wait_for_all_ignores_the_first_result(agent: Agent, lab: Lab) -> None:
-    await agent("submit_wave", factors={"DEPTH": [4, 6]})
-    finish(lab, "r0001", 1.0)
-    told = await agent("wait_for_results", wave="w1", until="all", timeout_s=1)
-    assert told["pending"] == 1 and told["new"] == 1
 
 
 async def test_nan_never_reaches_an_answer(agent: Agent, lab: Lab) -> None:
@@ -315,30 +145,6 @@ async def test_cancel_is_repeatable_and_says_what_it_did(agent: Agent, lab: Lab)
     run = lab.store.run("r0002")
     assert run is not None and run.wanted == "cancel"
     assert "had ended" in (await agent("cancel", ids=["r0001"]))["notes"][0]
-
-
-async def test_approval_mode_and_a_pause_are_told(agent: Agent, lab: Lab) -> None:
-    verbs.set_approval(lab, "ask", who="tui")
-    verbs.pause_queue(lab, True, who="tui", why="lunch")
-    answer = await agent("run_experiment", overrides={"DEPTH": 4})
-    assert answer["phase"] == "proposed" and "human" in answer["outlook"] and any("approve" in n for n in answer["notes"])
-    assert "paused the queue" in answer["lab"] and "approval mode" in answer["lab"]
-    verbs.decline(lab, ["r0001"], who="tui", why="too deep for tonight")
-    told = await agent("wait_for_results", timeout_s=5)
-    (row,) = rows_of(told, "results")
-    assert row["outcome"] == "declined" and "too deep for tonight" in row["note"]
-    second = await agent("run_experiment", overrides={"DEPTH": 6})
-    verbs.approve(lab, [second["id"]], who="cli", why="go on")
-    told = await agent("get_run", id=second["id"])
-    assert (told["phase"], told["approval"], told["approval_why"]) == ("queued", "approved", "go on")
-
-
-async def test_budgets_are_enforced_and_said_in_words(tmp_path: Path, agent: Agent, lab: Lab) -> None:
-    lab.accept((lab.path.parent / "hosts.toml").read_text().replace("budget_s = 20\n", "budget_s = 20\nmax_runs = 3\n"))
-    answer = await agent("submit_wave", factors={"DEPTH": [4, 6]})
-    assert " · 1 run left" in answer["lab"]
-    told = await agent.fails("submit_wave", factors={"DEPTH": [10, 12]})
-    assert "max_runs = 3" in told and "1 left" in told and lab.store.count_runs() == 2
 
 
 async def test_every_answer_ends_with_the_labs_line_in_both_forms(agent: Agent, lab: Lab) -> None:
@@ -410,17 +216,6 @@ async def test_a_result_is_told_against_its_parent_or_its_classs_baseline(agent:
     assert told[other["id"]]["what"] == "promotes r0004"
 
 
-async def test_what_a_human_cancelled_is_told_with_the_reason(agent: Agent, lab: Lab) -> None:
-    await agent("submit_wave", factors={"DEPTH": [4, 6]})
-    verbs.cancel(lab, ["r0001"], who="tui", why="the GPU is needed")
-    finish(lab, "r0001", None, outcome="cancelled")
-    told = await agent("wait_for_results", timeout_s=5)
-    assert rows_of(told, "results")[0]["note"] == "cancelled by tui: the GPU is needed"
-    assert "a human cancelled r0001" in told["lab"]
-    await agent("cancel", ids=["r0002"])
-    assert "r0002" not in (await agent("list_gpus"))["lab"], "its own cancellations are no news to it"
-
-
 async def test_a_whole_source_comes_on_request(agent: Agent, lab: Lab) -> None:
     body = "\n".join(f'NAME_{n} = "some \\"quoted\\" text"' for n in range(600))
     await agent("run_experiment", source=f"DEPTH = 8\n{body}\n")
@@ -469,30 +264,6 @@ async def test_a_lab_that_cannot_be_written_can_still_be_read(agent: Agent, desk
     assert rows_of(await agent("list_runs"), "runs")
     told = await agent.fails("run_experiment", overrides={"DEPTH": 3})
     assert "disk is full" in told and lab.store.count_runs() == 1
-
-
-async def test_two_agents_whose_runs_alternate_each_get_all_their_results(desk: Desk, lab: Lab) -> None:
-    for n in range(900):
-        fields = {
-            "created_at": 1.0,
-            "purpose": "experiment",
-            "source_sha": "x",
-            "effective_sha": f"e{n}",
-            "budget_s": 20.0,
-            "phase": "queued",
-        }
-        lab.store.insert_run(**fields, agent="mcp:mcp" if n % 2 else "mcp:other")
-    async with connected(build_server(desk)) as agent:
-        told = await agent("wait_for_results", timeout_s=0)
-        assert told["pending"] == 450 and told["new"] == 0
-        assert chars(await agent.raw("wait_for_results", timeout_s=0)) <= 8000
-        finish(lab, "r0900", 1.0)
-        finish(lab, "r0002", 1.1)
-        finish(lab, "r0003", 1.2)
-        second = await agent("wait_for_results", timeout_s=5, cursor=told["cursor"])
-        assert {r["id"] for r in rows_of(second, "results")} == {"r0002", "r0900"}
-        third = await agent("wait_for_results", timeout_s=0, cursor=second["cursor"])
-        assert third["new"] == 0 and third["pending"] == 448
 
 
 async def test_the_outlook_knows_which_gpus_a_run_may_take(agent: Agent, lab: Lab) -> None:
@@ -573,16 +344,6 @@ async def test_absurd_numbers_are_answered_not_raised(agent: Agent, lab: Lab) ->
         assert "internal" not in text_of(answer)
 
 
-async def test_ids_between_those_of_a_wait_are_not_passed_over(agent: Agent, lab: Lab) -> None:
-    await agent("submit_wave", factors={"DEPTH": [4, 6, 10]})
-    for n in (1, 2, 3):
-        finish(lab, f"r000{n}", float(n))
-    told = await agent("wait_for_results", ids=["r0001", "r0003"], timeout_s=0)
-    assert told["new"] == 2
-    more = await agent("wait_for_results", ids=["r0001", "r0002", "r0003"], timeout_s=0, cursor=told["cursor"])
-    assert [r["id"] for r in rows_of(more, "results")] == ["r0002"]
-
-
 async def test_verdicts_and_cancellations_are_done_once_for_a_request_id(agent: Agent, lab: Lab) -> None:
     await agent("submit_wave", factors={"DEPTH": [4, 6]})
     finish(lab, "r0001", 1.0)
@@ -598,58 +359,6 @@ async def test_verdicts_and_cancellations_are_done_once_for_a_request_id(agent: 
     assert again["asked"] == 0 and verbs.ANSWERED in again["notes"]
     run = lab.store.run("r0002")
     assert run is not None and run.wanted == "run"
-
-
-async def test_two_agents_may_use_the_same_request_id(desk: Desk, lab: Lab) -> None:
-    server = build_server(desk)
-    async with connected(server, client_info=Implementation(name="claude", version="1")) as claude:
-        async with connected(server, client_info=Implementation(name="codex", version="1")) as codex:
-            mine = await claude("run_experiment", overrides={"DEPTH": 4}, request_id="1")
-            theirs = await codex("run_experiment", overrides={"DEPTH": 6}, request_id="1")
-            assert mine["id"] != theirs["id"] and "replay" not in theirs
-            for agent, who in ((codex, "mcp:codex"), (claude, "mcp:claude")):
-                desk._noted_at = float("-inf")
-                await agent("list_gpus")
-                for _ in range(200):
-                    if lab.store.setting("last_agent_call", {}).get("who") == who:
-                        break
-                    await asyncio.sleep(0.05)
-                assert lab.store.setting("last_agent_call")["who"] == who, "each is heard by its own name"
-
-
-async def test_what_a_code_change_changes_is_told(agent: Agent, lab: Lab) -> None:
-    await agent("run_experiment")
-    finish(lab, "r0001", 1.0)
-    text = (lab.policy().trainer.folder / "train.py").read_text()
-    new = text.replace("DEPTH = 8", "DEPTH = 12").replace("def main():", "def extra():\n    return 1\n\n\ndef main():\n    extra()")
-    await agent("run_experiment", source=new)
-    await agent("run_experiment", base="r0002", overrides={"MATRIX_LR": 0.1})
-    await agent("run_experiment", source=text + "print(1)\n")
-    tried = {r["id"]: r["changed"] for r in rows_of(await agent("list_runs"), "runs")}
-    assert tried == {
-        "r0001": {},
-        "r0002": {"DEPTH": 12, "source": "+3 −0"},
-        "r0003": {"MATRIX_LR": 0.1},
-        "r0004": {"source": "+1 −0"},
-    }
-    await agent("run_experiment", source="".join(f"C{n} = {n}\n" for n in range(20)) + "print(C0)\n")
-    last = rows_of(await agent("list_runs", limit=1), "runs")[0]["changed"]
-    assert last == {**{f"C{n}": n for n in range(8)}, "more": 12, "source": "+1 −11"}, "constants that are gone are lines"
-    finish(lab, "r0002", 0.9)
-    row = rows_of(await agent("wait_for_results", ids=["r0002"]), "results")[0]
-    assert row["what"] == {"DEPTH": 12, "source": "+3 −0"}
-    assert "DEPTH=12 source=+3 −0" in text_of(await agent.raw("list_runs"))
-
-
-LEFT = "budget_s = 20\nmax_runs_per_agent = 3\nmax_gpu_hours = 0.02\n"
-
-
-async def test_each_agent_is_told_what_is_left_to_it(agent: Agent, lab: Lab) -> None:
-    lab.accept((lab.path.parent / "hosts.toml").read_text().replace("budget_s = 20\n", LEFT))
-    verbs.submit(lab, Submission(), who="cli")
-    told = await agent("run_experiment", overrides={"DEPTH": 4})
-    assert "2 of your 3 runs left" in told["lab"] and "0.02 GPU-hours left" in told["lab"]
-    assert "2 of your 3 runs left" in await agent.fails("get_run", id="r0099")
 
 
 async def test_relative_speed_is_estimated_from_shared_sources_and_says_so(agent: Agent, lab: Lab) -> None:
@@ -692,19 +401,6 @@ async def test_a_value_that_fits_no_type_is_refused_in_one_sentence(agent: Agent
     ):
         told = (await agent.fails(tool, **arguments)).split("\n")[0]
         assert said in told and told.count("got ") == 1, told
-
-
-async def test_a_duplicate_names_the_call_that_repeats_it(agent: Agent) -> None:
-    await agent("run_experiment", overrides={"DEPTH": 4})
-    assert "decide(id='r0001', action='repeat')" in await agent.fails("run_experiment", overrides={"DEPTH": 4})
-
-
-async def test_only_a_result_is_promoted_and_never_to_less(agent: Agent, lab: Lab) -> None:
-    await agent("run_experiment")
-    assert "no result to promote (queued)" in await agent.fails("decide", id="r0001", action="promote", gpu_type="H200")
-    finish(lab, "r0001", 1.0)
-    assert "would be shorter" in await agent.fails("decide", id="r0001", action="promote", budget_s=10)
-    assert lab.store.count_runs() == 1
 
 
 async def test_the_last_words_of_a_crash_are_marked_as_the_runs_own(agent: Agent, lab: Lab) -> None:
