@@ -72,7 +72,7 @@ test-deps:  ## system packages some tests need (root; without them these tests a
 	fi
 
 check: $(VENV)/.tests  ## ruff, mypy (strict), import contracts
-	@failed=0; $(PY) -m ruff check . || failed=1; $(PY) -m mypy || failed=1; $(VENV)/bin/lint-imports --no-cache || failed=1; exit $$failed
+	@failed=0; $(PY) -m ruff check . || failed=1; $(PY) -m ruff format --check -q . || failed=1; $(PY) -m mypy || failed=1; $(VENV)/bin/lint-imports --no-cache || failed=1; exit $$failed
 
 bench: $(VENV)/.tests  ## every benchmark of tests/bench, each prints a table
 	@$(SCRATCH) && for b in $$(grep -l __main__ tests/bench/*.py); do echo; echo "== $$b"; $(PY) -m tests.bench.$$(basename $$b .py) $(ARGS) || exit 1; done

@@ -31,8 +31,8 @@ from trainer.peaks import peak_flops
 
 OURS = Path(__file__).parents[1] / "trainer"
 COMMON_TAIL = "\n\nimport common_score\n\nevaluate_bpb = common_score.wrap(evaluate_bpb)\n"
-UPSTREAM_EVAL_TOKENS = 8 * 524_288     # of its own evaluation; upstream's 40 times would take longer than a short run
-WARM_STEPS = 10                         # steps left out of the median step time
+UPSTREAM_EVAL_TOKENS = 8 * 524_288  # of its own evaluation; upstream's 40 times would take longer than a short run
+WARM_STEPS = 10  # steps left out of the median step time
 _SUMMARY = re.compile(r"^([a-zA-Z_]+):\s+([-+.\d]+(?:e[-+]?\d+)?)\s*$", re.MULTILINE)
 _STEP = re.compile(r"\| dt: (\d+)ms \|")
 _FLOPS = re.compile(r"^Estimated FLOPs per token: (\S+)", re.MULTILINE)
@@ -45,20 +45,20 @@ class Row:
     side: str
     budget_s: float
     val_bpb: float | None
-    common_bpb: float | None            # windows all over the validation text
-    packed_bpb: float | None            # rows packed from the beginnings of its documents, as upstream evaluates
+    common_bpb: float | None  # windows all over the validation text
+    packed_bpb: float | None  # rows packed from the beginnings of its documents, as upstream evaluates
     tokens_m: float | None
     steps: int | None
     step_ms: float | None
     tok_s: float | None
-    mfu_percent: float | None           # by the side's own FLOP count over this GPU's peak
+    mfu_percent: float | None  # by the side's own FLOP count over this GPU's peak
     training_s: float | None
-    outside_s: float | None             # launch to exit, less training and less the common scoring
+    outside_s: float | None  # launch to exit, less training and less the common scoring
     peak_vram_mb: float | None
-    dropped_percent: float | None       # of the training tokens, by packing
+    dropped_percent: float | None  # of the training tokens, by packing
     wall_s: float
     exit_code: int
-    last_words: str | None = None       # of a run that failed: the last line of its log
+    last_words: str | None = None  # of a run that failed: the last line of its log
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def gpu_name() -> str | None:
 
 def read_row(side: str, budget_s: float, log: str, events: str, wall_s: float, exit_code: int, peak: float | None) -> Row:
     """The row of a run from its output and its events."""
-    block = log[log.rfind("\n---\n"):] if "\n---\n" in log else ""
+    block = log[log.rfind("\n---\n") :] if "\n---\n" in log else ""
     found = {key: float(value) for key, value in _SUMMARY.findall(block) if value != "-"}
     common = {key: float(value) for key, value in _SUMMARY.findall(log) if key.startswith(("common_", "packed_"))}
     times = [int(value) for value in _STEP.findall(log)][WARM_STEPS:]
@@ -95,11 +95,22 @@ def read_row(side: str, budget_s: float, log: str, events: str, wall_s: float, e
     dropped = summary.get("train_tokens_dropped_share")
     said = [line.strip() for line in log.splitlines() if line.strip()]
     return Row(
-        side, budget_s, found.get("val_bpb"), common.get("common_bpb"), common.get("packed_bpb"), tokens_m,
-        int(steps) if steps else None, step_ms, tok_s, mfu, training_s,
+        side,
+        budget_s,
+        found.get("val_bpb"),
+        common.get("common_bpb"),
+        common.get("packed_bpb"),
+        tokens_m,
+        int(steps) if steps else None,
+        step_ms,
+        tok_s,
+        mfu,
+        training_s,
         None if training_s is None else wall_s - training_s - common.get("common_seconds", 0.0),
         found.get("peak_vram_mb"),
-        100 * dropped if isinstance(dropped, (int, float)) else None, wall_s, exit_code,
+        100 * dropped if isinstance(dropped, (int, float)) else None,
+        wall_s,
+        exit_code,
         one_line(said[-1], 300) if exit_code and said else None,
     )
 
@@ -174,8 +185,10 @@ def lay_out_data(python: str, shards: Path, keep: Path) -> tuple[dict[str, str],
     Raised: BadValue for a folder that holds no shards, EngineError when the data cannot be prepared.
     """
     if len(list(shards.glob("shard_*.parquet"))) < 2:
-        raise BadValue(f"{shards} holds no two files shard_*.parquet (the last one is validation); the other side reads nothing else.",
-                       next_step="`python trainer/prepare.py --shards 2` fetches some, or write your text as parquet with a column `text`.")
+        raise BadValue(
+            f"{shards} holds no two files shard_*.parquet (the last one is validation); the other side reads nothing else.",
+            next_step="`python trainer/prepare.py --shards 2` fetches some, or write your text as parquet with a column `text`.",
+        )
     shards = shards.resolve()
     home, common = keep / "home", keep / "common"
     common.mkdir(parents=True, exist_ok=True)
@@ -190,7 +203,14 @@ def lay_out_data(python: str, shards: Path, keep: Path) -> tuple[dict[str, str],
 
 
 def bench(
-    against: Path, shards: Path, budgets_s: list[float], rounds: int, keep: Path, *, shim: bool = False, python: str = sys.executable,
+    against: Path,
+    shards: Path,
+    budgets_s: list[float],
+    rounds: int,
+    keep: Path,
+    *,
+    shim: bool = False,
+    python: str = sys.executable,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Row]:
     """Ours and `against` in turns, `rounds` times each at every budget. Raises BadValue for no trainer, EngineError for no data."""
@@ -221,12 +241,20 @@ def bench(
 def table(rows: list[Row]) -> str:
     """The rows as a Markdown table, missing as `-`."""
     columns: list[tuple[str, Callable[[Row], object], str]] = [
-        ("side", lambda r: r.side, ""), ("budget s", lambda r: r.budget_s, "g"), ("own bpb", lambda r: r.val_bpb, ".4f"),
-        ("common bpb", lambda r: r.common_bpb, ".4f"), ("packed bpb", lambda r: r.packed_bpb, ".4f"),
-        ("tokens M", lambda r: r.tokens_m, ".1f"), ("steps", lambda r: r.steps, "d"),
-        ("step ms", lambda r: r.step_ms, ".1f"), ("tok/s", lambda r: r.tok_s, ",.0f"), ("MFU %", lambda r: r.mfu_percent, ".1f"),
-        ("outside budget s", lambda r: r.outside_s, ".1f"), ("launch to exit s", lambda r: r.wall_s, ".1f"),
-        ("peak MB", lambda r: r.peak_vram_mb, ".0f"), ("dropped %", lambda r: r.dropped_percent, ".2f"),
+        ("side", lambda r: r.side, ""),
+        ("budget s", lambda r: r.budget_s, "g"),
+        ("own bpb", lambda r: r.val_bpb, ".4f"),
+        ("common bpb", lambda r: r.common_bpb, ".4f"),
+        ("packed bpb", lambda r: r.packed_bpb, ".4f"),
+        ("tokens M", lambda r: r.tokens_m, ".1f"),
+        ("steps", lambda r: r.steps, "d"),
+        ("step ms", lambda r: r.step_ms, ".1f"),
+        ("tok/s", lambda r: r.tok_s, ",.0f"),
+        ("MFU %", lambda r: r.mfu_percent, ".1f"),
+        ("outside budget s", lambda r: r.outside_s, ".1f"),
+        ("launch to exit s", lambda r: r.wall_s, ".1f"),
+        ("peak MB", lambda r: r.peak_vram_mb, ".0f"),
+        ("dropped %", lambda r: r.dropped_percent, ".2f"),
     ]
     head = "| " + " | ".join(name for name, _, _ in columns) + " |\n|" + "---|" * len(columns)
     lines = []
@@ -249,8 +277,15 @@ def main() -> int:
         keep = arguments.keep or Path(scratch)
         keep.mkdir(parents=True, exist_ok=True)
         try:
-            rows = bench(arguments.against, arguments.shards, arguments.budget or [60.0], arguments.rounds, keep, shim=arguments.shim,
-                         say=lambda text: print(text, flush=True))  # noqa: T201
+            rows = bench(
+                arguments.against,
+                arguments.shards,
+                arguments.budget or [60.0],
+                arguments.rounds,
+                keep,
+                shim=arguments.shim,
+                say=lambda text: print(text, flush=True),  # noqa: T201
+            )
         except OvernightError as error:
             print(f"error: {error}", file=sys.stderr)  # noqa: T201
             return error.exit_code

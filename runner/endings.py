@@ -18,40 +18,75 @@ __all__ = ["End", "classify_end", "last_lines"]
 
 LINES_KEPT = 14
 LINE_LIMIT = 300
-FOREIGN_MIB = 1024              # memory of somebody else on the GPU that makes an OOM theirs rather than the run's
+FOREIGN_MIB = 1024  # memory of somebody else on the GPU that makes an OOM theirs rather than the run's
 
 # (cause, pattern over the exception's text, sentence). The first match counts, so the special stands before the general.
-_CAUSES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple((cause, re.compile(text, re.IGNORECASE), said) for cause, text, said in (
-    ("oom", r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|HIP out of memory|cudaErrorMemoryAllocation"
-     r"|CUBLAS_STATUS_ALLOC_FAILED", "The GPU's memory was too small for it"),
-    ("oom_host", r"^MemoryError|DefaultCPUAllocator: can't allocate|Cannot allocate memory", "The machine's memory was too small for it"),
-    ("disk_full", r"No space left on device|Errno 28|Disk quota exceeded|PytorchStreamWriter failed", "The disk is full"),
-    ("import", r"^(?:\w+\.)*(?:ModuleNotFoundError|ImportError)\b", "A module it needs is not installed on this host"),
-    ("attention_backend", r"no kernel image is available|FlashAttention.{0,40}(?:only supports|requires)|No available kernel"
-     r"|flash[-_ ]?attn|flash[-_]attention", "Its attention kernel does not run on this GPU; scaled_dot_product_attention does"),
-    ("no_gpu", r"No CUDA GPUs are available|Found no NVIDIA driver|driver version is insufficient|CUDA driver initialization failed"
-     r"|no CUDA-capable device|CUDA unknown error|Torch not compiled with CUDA", "It found no GPU it could use"),
-    ("syntax", r"^(?:SyntaxError|IndentationError|TabError)\b", "The script is not valid Python"),
-    ("compile", r"torch\._dynamo|torch\._inductor|BackendCompilerFailed|triton\S*\.(?:CompilationError|OutOfResources)|InductorError"
-     r"|CppCompileError", "torch.compile failed"),
-    ("cuda", r"CUDA error|device-side assert|CUBLAS_STATUS|CUDNN_STATUS|illegal memory access|AcceleratorError|ECC error",
-     "CUDA reported an error"),
-    ("assert", r"^AssertionError\b", "An assertion of the script failed"),
-    ("network", r"URLError|ConnectionError|HTTPError|MaxRetryError|NameResolutionError|ReadTimeout|ConnectTimeout|LocalEntryNotFoundError"
-     r"|OfflineModeIsEnabled", "It could not fetch something over the network"),
-    ("no_data", r"^(?:FileNotFoundError|NotADirectoryError)\b", "A file it needs is not there"),
-    ("interrupted", r"^KeyboardInterrupt\b", "It was interrupted"),
-))
+_CAUSES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
+    (cause, re.compile(text, re.IGNORECASE), said)
+    for cause, text, said in (
+        (
+            "oom",
+            r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|HIP out of memory|cudaErrorMemoryAllocation"
+            r"|CUBLAS_STATUS_ALLOC_FAILED",
+            "The GPU's memory was too small for it",
+        ),
+        (
+            "oom_host",
+            r"^MemoryError|DefaultCPUAllocator: can't allocate|Cannot allocate memory",
+            "The machine's memory was too small for it",
+        ),
+        ("disk_full", r"No space left on device|Errno 28|Disk quota exceeded|PytorchStreamWriter failed", "The disk is full"),
+        ("import", r"^(?:\w+\.)*(?:ModuleNotFoundError|ImportError)\b", "A module it needs is not installed on this host"),
+        (
+            "attention_backend",
+            r"no kernel image is available|FlashAttention.{0,40}(?:only supports|requires)|No available kernel"
+            r"|flash[-_ ]?attn|flash[-_]attention",
+            "Its attention kernel does not run on this GPU; scaled_dot_product_attention does",
+        ),
+        (
+            "no_gpu",
+            r"No CUDA GPUs are available|Found no NVIDIA driver|driver version is insufficient|CUDA driver initialization failed"
+            r"|no CUDA-capable device|CUDA unknown error|Torch not compiled with CUDA",
+            "It found no GPU it could use",
+        ),
+        ("syntax", r"^(?:SyntaxError|IndentationError|TabError)\b", "The script is not valid Python"),
+        (
+            "compile",
+            r"torch\._dynamo|torch\._inductor|BackendCompilerFailed|triton\S*\.(?:CompilationError|OutOfResources)|InductorError"
+            r"|CppCompileError",
+            "torch.compile failed",
+        ),
+        (
+            "cuda",
+            r"CUDA error|device-side assert|CUBLAS_STATUS|CUDNN_STATUS|illegal memory access|AcceleratorError|ECC error",
+            "CUDA reported an error",
+        ),
+        ("assert", r"^AssertionError\b", "An assertion of the script failed"),
+        (
+            "network",
+            r"URLError|ConnectionError|HTTPError|MaxRetryError|NameResolutionError|ReadTimeout|ConnectTimeout|LocalEntryNotFoundError"
+            r"|OfflineModeIsEnabled",
+            "It could not fetch something over the network",
+        ),
+        ("no_data", r"^(?:FileNotFoundError|NotADirectoryError)\b", "A file it needs is not there"),
+        ("interrupted", r"^KeyboardInterrupt\b", "It was interrupted"),
+    )
+)
 _SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 _EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failed|Failure|OutOfResources|StopIteration)\b(?::.*)?$")
+    r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failed|Failure|OutOfResources|StopIteration)\b(?::.*)?$"
+)
 _OTHER_PROCESS = re.compile(r"(?<!this )Process \d+ has ([\d.]+) (GiB|MiB) memory in use")
 _NAN_SUMMARY = re.compile(r"^val_bpb\s*:\s+([-+]?(?:nan|inf)\w*)", re.IGNORECASE | re.MULTILINE)
 _FAIL = re.compile(r"^[ \t]*(?:step[ \t]+\d.*[ \t])?FAIL[ \t]*$", re.MULTILINE)
 _GLUED = re.compile(r"^\s*(step\s+\d+\b.*\|.*?\bremaining:\s*\d+\s*s)\s*(\S.*)$")
 _SAID = {
-    "diverged": "The loss left the finite numbers", "bad_setting": "Its constants do not fit", "no_data": "Its data is not there",
-    "no_bf16": "This device has no bfloat16", "oom": "The GPU's memory was too small for it", "disk_full": "The disk is full",
+    "diverged": "The loss left the finite numbers",
+    "bad_setting": "Its constants do not fit",
+    "no_data": "Its data is not there",
+    "no_bf16": "This device has no bfloat16",
+    "oom": "The GPU's memory was too small for it",
+    "disk_full": "The disk is full",
 }
 
 
@@ -106,7 +141,7 @@ def _stopped(status: dict[str, Any], has_result: bool) -> tuple[str, str | None,
     if status.get("reason") == "time-limit":
         reason = "timed_out"
     elif status.get("reason") != "stopped":
-        return None                             # a stop that came too late stopped nothing
+        return None  # a stop that came too late stopped nothing
     if has_result and reason in ("timed_out", "hung_after_summary", "cancelled", "pruned"):
         return Outcome.COMPLETED, "hung_after_summary", "It did not exit after its summary and was stopped; the result stands."
     if reason == "timed_out":
@@ -152,7 +187,7 @@ def _refused(status: dict[str, Any]) -> tuple[str, str, str]:
 def _own_end(status: dict[str, Any], run: Run, lines: list[str], error: tuple[str, str] | None) -> tuple[str, str | None, str | None]:
     code, signal = status.get("exit_code"), status.get("exit_signal")
     if signal is None and isinstance(code, int) and code > 128 and code - 128 in _SIGNALS:
-        signal = code - 128                     # a shell in between reports it so
+        signal = code - 128  # a shell in between reports it so
     clean_exit = code == 0 and not signal
     if run.val_bpb is not None:
         if clean_exit:
@@ -168,7 +203,7 @@ def _own_end(status: dict[str, Any], run: Run, lines: list[str], error: tuple[st
         return Outcome.DIVERGED, "nan", f"It printed val_bpb {printed[1]}{loss}."
     if error:
         return Outcome.CRASHED, *_external(error[0], error[1] or _SAID.get(error[0], error[0]), status, tail)
-    if status.get("log_error") == "ENOSPC":     # its last words had no room either
+    if status.get("log_error") == "ENOSPC":  # its last words had no room either
         outcome = Outcome.NO_RESULT if clean_exit else Outcome.CRASHED
         return outcome, "disk_full", f"The host's disk was full; {status.get('log_dropped') or 0} bytes of its output were lost."
     if clean_exit:
@@ -178,7 +213,7 @@ def _own_end(status: dict[str, Any], run: Run, lines: list[str], error: tuple[st
         return Outcome.CRASHED, *_exception_cause(exception, status, tail)
     if signal:
         return Outcome.CRASHED, *_signal_cause(signal, status)
-    for cause, pattern, said in _CAUSES:        # no traceback: native code prints its last words alone
+    for cause, pattern, said in _CAUSES:  # no traceback: native code prints its last words alone
         line = next((x for x in reversed(lines[-40:]) if pattern.search(x.strip())), None)
         if line:
             return Outcome.CRASHED, *_external(cause, f"{said}: {line.strip()[:200]}", status, tail)
@@ -188,8 +223,8 @@ def _own_end(status: dict[str, Any], run: Run, lines: list[str], error: tuple[st
 def _exception(lines: list[str]) -> str | None:
     """The line a traceback ends in, with the next few lines (torch puts the reason there); the last one counts."""
     for i in range(len(lines) - 1, -1, -1):
-        if _EXCEPTION.match(lines[i]) and "\n".join(lines[max(0, i - 200):i]).find("Traceback (most recent call last)") >= 0:
-            return " ".join(x.strip() for x in lines[i:i + 3] if x.strip())
+        if _EXCEPTION.match(lines[i]) and "\n".join(lines[max(0, i - 200) : i]).find("Traceback (most recent call last)") >= 0:
+            return " ".join(x.strip() for x in lines[i : i + 3] if x.strip())
     return next((x.strip() for x in reversed(lines[-20:]) if _EXCEPTION.match(x)), None)
 
 

@@ -18,8 +18,8 @@ from runner.sources import constants, override
 if TYPE_CHECKING:
     from runner.policy import TrainerPolicy
 
-LINK_ABOVE_BYTES = 1 << 20      # corpora and checkpoints are not copied per run
-MAX_FILES = 5000                # a home directory named as trainer folder must not be copied
+LINK_ABOVE_BYTES = 1 << 20  # corpora and checkpoints are not copied per run
+MAX_FILES = 5000  # a home directory named as trainer folder must not be copied
 _SKIPPED_DIRS = frozenset({"__pycache__", "lab", "node_modules"})
 _SKIPPED_SUFFIXES = (".pyc", ".pyo")
 
@@ -33,15 +33,18 @@ def materialise(trainer: TrainerPolicy, source_text: str, budget_s: float, dest:
     folder = trainer.folder.resolve()
     for count, (path, relative) in enumerate(_files(folder)):
         if count >= MAX_FILES:
-            raise Refused(f"The trainer folder {folder} holds more than {MAX_FILES} files.",
-                          next_step="Point [trainer] folder in hosts.toml at the folder of the training script alone.")
+            raise Refused(
+                f"The trainer folder {folder} holds more than {MAX_FILES} files.",
+                next_step="Point [trainer] folder in hosts.toml at the folder of the training script alone.",
+            )
         _place(path, dest / relative)
     for shim in trainer.shims:
         path = (folder / shim).resolve()
         if not path.is_file():
-            raise PolicyError(f"hosts.toml: [trainer] shims names {shim!r}, which is no file in {folder}.",
-                              next_step="Mend or remove that entry.")
-        _place(path, dest / path.name)      # beside the script: Python looks there before site-packages
+            raise PolicyError(
+                f"hosts.toml: [trainer] shims names {shim!r}, which is no file in {folder}.", next_step="Mend or remove that entry."
+            )
+        _place(path, dest / path.name)  # beside the script: Python looks there before site-packages
     _write(dest / trainer.source, source_text)
     if trainer.budget:
         _write_budget(trainer.budget, budget_s, dest)
@@ -72,8 +75,14 @@ def _files(folder: Path) -> Iterator[tuple[Path, Path]]:
 
 
 def _skipped_dir(path: Path) -> bool:
-    return (path.name.startswith(".") or path.name in _SKIPPED_DIRS or path.is_symlink() or (path / "pyvenv.cfg").exists()
-            or (path / "lab.db").exists() or (path / ".git").exists())
+    return (
+        path.name.startswith(".")
+        or path.name in _SKIPPED_DIRS
+        or path.is_symlink()
+        or (path / "pyvenv.cfg").exists()
+        or (path / "lab.db").exists()
+        or (path / ".git").exists()
+    )
 
 
 def _place(path: Path, to: Path) -> None:
@@ -89,7 +98,7 @@ def _place(path: Path, to: Path) -> None:
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink() or path.exists():
-        path.unlink()                       # never through a link into the trainer folder
+        path.unlink()  # never through a link into the trainer folder
     path.write_bytes(text.encode())
 
 
@@ -107,21 +116,26 @@ def budgeted(where: str, budget_s: float, folder: Path) -> str:
     path = folder / name
     place = f"hosts.toml: [trainer] budget = {where!r}"
     if not constant or not path.resolve().is_relative_to(folder.resolve()):
-        raise PolicyError(f"{place} is not FILE:NAME of a file in the trainer folder.",
-                          next_step='For upstream it is "prepare.py:TIME_BUDGET".')
+        raise PolicyError(
+            f"{place} is not FILE:NAME of a file in the trainer folder.", next_step='For upstream it is "prepare.py:TIME_BUDGET".'
+        )
     try:
         text = path.read_bytes().decode()
         old = constants(text)[constant]
     except (OSError, KeyError, UnicodeDecodeError, BadValue):
-        raise PolicyError(f"{place}: there is no constant {constant} in {name} of the trainer folder.",
-                          next_step='Name the file and constant that hold the time budget in seconds, or "" for none.') from None
+        raise PolicyError(
+            f"{place}: there is no constant {constant} in {name} of the trainer folder.",
+            next_step='Name the file and constant that hold the time budget in seconds, or "" for none.',
+        ) from None
     if isinstance(old, bool) or not isinstance(old, (int, float)):
-        raise PolicyError(f"{place}: {constant} is {old!r}, not a number of seconds.",
-                          next_step="Name the constant that holds the time budget.")
+        raise PolicyError(
+            f"{place}: {constant} is {old!r}, not a number of seconds.", next_step="Name the constant that holds the time budget."
+        )
     if isinstance(old, int) and budget_s != int(budget_s):
-        raise BadValue(f"{place}: {constant} is a whole number of seconds; {budget_s:g} is not.",
-                       next_step="Ask for a whole number of seconds.")
+        raise BadValue(
+            f"{place}: {constant} is a whole number of seconds; {budget_s:g} is not.", next_step="Ask for a whole number of seconds."
+        )
     try:
         return override(text, {constant: budget_s})
-    except RequestError as e:               # bound twice, so an override would not reach it
+    except RequestError as e:  # bound twice, so an override would not reach it
         raise PolicyError(f"{place}: {e.message}", next_step=e.next_step) from None

@@ -19,11 +19,11 @@ _NO_NEWLINE = "\\ No newline at end of file"
 @dataclass(slots=True)
 class _Hunk:
     number: int
-    at: int                                     # 0-based line of the old text, as the header says
-    counts: tuple[int, int]                     # lines of the old and new side, as the header says
+    at: int  # 0-based line of the old text, as the header says
+    counts: tuple[int, int]  # lines of the old and new side, as the header says
     old: list[str] = field(default_factory=list)
     new: list[str] = field(default_factory=list)
-    old_open: bool = False                      # the old side ends without a newline
+    old_open: bool = False  # the old side ends without a newline
     new_open: bool = False
     last_mark: str = ""
 
@@ -79,7 +79,7 @@ def _hunks(patch: str) -> list[_Hunk]:
         rows.pop()
     inside = False
     for i, row in enumerate(rows):
-        taken = not inside or hunks[-1].full            # until then, "--- x" is a removed line "-- x"
+        taken = not inside or hunks[-1].full  # until then, "--- x" is a removed line "-- x"
         if taken and row.startswith("--- ") and i + 1 < len(rows) and rows[i + 1].startswith("+++ "):
             files, inside = files + 1, False
             continue
@@ -90,28 +90,30 @@ def _hunks(patch: str) -> list[_Hunk]:
             hunks.append(_Hunk(len(hunks) + 1, start if count == "0" else max(start - 1, 0), counts))
             inside = True
         elif row.startswith("@@"):
-            raise BadValue(f"Line {i + 1} of the diff is not a hunk header: {row[:60]!r}.",
-                           next_step="A header reads '@@ -12,5 +12,6 @@'.")
+            raise BadValue(f"Line {i + 1} of the diff is not a hunk header: {row[:60]!r}.", next_step="A header reads '@@ -12,5 +12,6 @@'.")
         elif row.startswith(("diff --git ", "index ")) and inside:
             inside = False
         elif inside:
             _take(hunks[-1], row, i + 1)
     if files > 1:
-        raise BadValue(f"The diff touches {files} files; a run changes the training script alone.",
-                       next_step="Send a diff of that one file.")
+        raise BadValue(
+            f"The diff touches {files} files; a run changes the training script alone.", next_step="Send a diff of that one file."
+        )
     return hunks
 
 
 def _take(hunk: _Hunk, row: str, line: int) -> None:
-    mark, rest = row[:1] or " ", row[1:]         # mail and editors strip the space of an empty context line
+    mark, rest = row[:1] or " ", row[1:]  # mail and editors strip the space of an empty context line
     if mark not in " +-\\":
-        raise BadValue(f"Line {line} of the diff starts with {mark!r}; it must start with ' ', '+', '-' or '@@'.",
-                       next_step="Send a unified diff, as `git diff` prints it.")
+        raise BadValue(
+            f"Line {line} of the diff starts with {mark!r}; it must start with ' ', '+', '-' or '@@'.",
+            next_step="Send a unified diff, as `git diff` prints it.",
+        )
     if mark in " -":
         hunk.old.append(rest)
     if mark in " +":
         hunk.new.append(rest)
-    if mark == "\\":                            # "\\ No newline at end of file" speaks of the line before it
+    if mark == "\\":  # "\\ No newline at end of file" speaks of the line before it
         hunk.old_open = hunk.old_open or hunk.last_mark in " -"
         hunk.new_open = hunk.new_open or hunk.last_mark in " +"
     hunk.last_mark = mark
@@ -122,12 +124,14 @@ def _locate(lines: list[str], hunk: _Hunk, done: int) -> int:
     last = len(lines) - len(hunk.old)
     if not hunk.old:
         return min(max(hunk.at, done), len(lines))
-    places = [i for i in range(done, last + 1) if lines[i:i + len(hunk.old)] == hunk.old]
+    places = [i for i in range(done, last + 1) if lines[i : i + len(hunk.old)] == hunk.old]
     if places:
         return min(places, key=lambda i: abs(i - hunk.at))
     at = min(max(hunk.at, 0), max(len(lines) - 1, 0))
     present = [*lines[at:], *[""] * len(hunk.old)]
     wanted, there = next(((w, h) for w, h in zip(hunk.old, present, strict=False) if w != h), (hunk.old[0], ""))
-    raise BadValue(f"Hunk {hunk.number} of the diff does not match the script near line {at + 1}: "
-                   f"it expects {wanted[:80]!r} where {there[:80]!r} stands.",
-                   next_step="Make the diff against the source of the run named as base.")
+    raise BadValue(
+        f"Hunk {hunk.number} of the diff does not match the script near line {at + 1}: "
+        f"it expects {wanted[:80]!r} where {there[:80]!r} stands.",
+        next_step="Make the diff against the source of the run named as base.",
+    )

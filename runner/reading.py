@@ -19,10 +19,10 @@ from runner.text import clean, finite
 
 __all__ = ["End", "EventsDelta", "LogDelta", "classify_end", "parse_events", "parse_log"]
 
-MAX_LINE = 64 << 10             # a line without an end is cut here, so that a flood cannot stall the reader
-MAX_BLOCK = 16 << 10            # a summary block is ten lines
-FEW_POINTS = 200                # a chunk with more keeps one point for each tenth of a percent of the budget
-MAX_WHOLE = 2**53               # what a float holds exactly; also fits SQLite
+MAX_LINE = 64 << 10  # a line without an end is cut here, so that a flood cannot stall the reader
+MAX_BLOCK = 16 << 10  # a summary block is ten lines
+FEW_POINTS = 200  # a chunk with more keeps one point for each tenth of a percent of the budget
+MAX_WHOLE = 2**53  # what a float holds exactly; also fits SQLite
 
 _NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?nan|[-+]?inf(?:inity)?"
 _PROGRESS = re.compile(r"^\s*step\s+(\d+)\s*(?:\(\s*(?P<share>[\d.]+)\s*%\s*\))?\s*\|(?P<rest>.*)$")
@@ -35,9 +35,15 @@ _CONFIG = re.compile(r"^\s*Model config\s*:\s*(\{.*\})\s*$")
 
 # Key of the summary block -> column of runs, and whether it counts things.
 _COLUMNS: dict[str, tuple[str, bool]] = {
-    "val_bpb": ("val_bpb", False), "training_seconds": ("training_s", False), "total_seconds": ("total_s", False),
-    "peak_vram_mb": ("peak_vram_mb", False), "mfu_percent": ("mfu_reported", False), "total_tokens_M": ("tokens_m", False),
-    "num_steps": ("num_steps", True), "num_params_M": ("params_m", False), "depth": ("depth", True),
+    "val_bpb": ("val_bpb", False),
+    "training_seconds": ("training_s", False),
+    "total_seconds": ("total_s", False),
+    "peak_vram_mb": ("peak_vram_mb", False),
+    "mfu_percent": ("mfu_reported", False),
+    "total_tokens_M": ("tokens_m", False),
+    "num_steps": ("num_steps", True),
+    "num_params_M": ("params_m", False),
+    "depth": ("depth", True),
 }
 _LAST_KEY = "depth"
 
@@ -79,10 +85,10 @@ def parse_log(chunk: bytes, final: bool) -> LogDelta:
     out = LogDelta()
     start = 0
     for match in re.finditer(rb"[\r\n]+", chunk):
-        line, line_start, start = chunk[start:match.start()], start, match.end()
+        line, line_start, start = chunk[start : match.start()], start, match.end()
         if line.strip() == b"---":
             end = _block(chunk, match.end(), final, out)
-            if end is None:                     # not all of it is there: the next call begins at the dashes
+            if end is None:  # not all of it is there: the next call begins at the dashes
                 out.consumed = line_start
                 return _thinned(out)
         elif line:
@@ -99,7 +105,7 @@ def _block(chunk: bytes, start: int, final: bool, out: LogDelta) -> int | None:
     """Read the summary block from `start` on; its end, or None when more of it may still come (what is there counts already)."""
     found: dict[str, str] = {}
     at: int | None = start
-    for match in re.finditer(rb"([^\r\n]*)([\r\n]+|\Z)", chunk[start:start + MAX_BLOCK]):
+    for match in re.finditer(rb"([^\r\n]*)([\r\n]+|\Z)", chunk[start : start + MAX_BLOCK]):
         line = _text(match[1]).strip()
         if not match[2] and not final:
             at = None
@@ -157,14 +163,28 @@ def _progress(match: re.Match[str], out: LogDelta) -> None:
     share_percent = _quantity(match["share"])
     loss = _quantity(fields.get("loss"))
     share = None if share_percent is None else min(share_percent / 100, 1.0)
-    point = Point(step=min(int(match[1][:18]), MAX_WHOLE), t=None, share=share, loss=loss, tok_s=_quantity(fields.get("tok/sec")),
-                  dt_ms=_quantity(fields.get("dt")), mfu=_quantity(fields.get("mfu")))
+    point = Point(
+        step=min(int(match[1][:18]), MAX_WHOLE),
+        t=None,
+        share=share,
+        loss=loss,
+        tok_s=_quantity(fields.get("tok/sec")),
+        dt_ms=_quantity(fields.get("dt")),
+        mfu=_quantity(fields.get("mfu")),
+    )
     if "loss" in fields:
         out.nonfinite_steps = out.nonfinite_steps + 1 if loss is None else 0
         out.finite_step_seen = out.finite_step_seen or loss is not None
     out.points.append(point)
-    out.facts.update(step=point.step, share=point.share, loss=loss, tok_s=point.tok_s, dt_ms=point.dt_ms,
-                     epoch=_quantity(fields.get("epoch")), remaining_s=_quantity(fields.get("remaining")))
+    out.facts.update(
+        step=point.step,
+        share=point.share,
+        loss=loss,
+        tok_s=point.tok_s,
+        dt_ms=point.dt_ms,
+        epoch=_quantity(fields.get("epoch")),
+        remaining_s=_quantity(fields.get("remaining")),
+    )
 
 
 def _thinned(out: LogDelta) -> LogDelta:
@@ -186,7 +206,7 @@ def _quantity(value: Any) -> float | None:
             value = float(value.replace(",", ""))
         except ValueError:
             return None
-    return None if isinstance(value, int) and abs(value) > 1 << 1000 else finite(value)     # a float ends at 2**1024
+    return None if isinstance(value, int) and abs(value) > 1 << 1000 else finite(value)  # a float ends at 2**1024
 
 
 def _count(value: Any) -> int | None:
@@ -245,7 +265,7 @@ def _event(event: dict[str, Any], out: EventsDelta) -> None:
     kind = event.get("event")
     if kind == "start":
         out.facts.update(_start_facts(event))
-    elif kind == "attributes":      # what the start announced turned out otherwise: the compiler failed, say
+    elif kind == "attributes":  # what the start announced turned out otherwise: the compiler failed, say
         attributes = _plain_object(event.get("attributes"))
         out.facts.update({"attributes": attributes} if attributes else {})
     elif kind == "stage" and event.get("stage") in ("compiling", "training", "evaluating"):
@@ -260,8 +280,10 @@ def _event(event: dict[str, Any], out: EventsDelta) -> None:
     elif kind == "note" and event.get("text"):
         out.notes.append(clean(str(event["text"]), keep_newlines=False)[:500])
     elif kind == "error":
-        out.error = (re.sub(r"[^a-z_]", "", str(event.get("cause") or "exception").lower())[:40] or "exception",
-                     clean(str(event.get("text") or ""), keep_newlines=False)[:500])
+        out.error = (
+            re.sub(r"[^a-z_]", "", str(event.get("cause") or "exception").lower())[:40] or "exception",
+            clean(str(event.get("text") or ""), keep_newlines=False)[:500],
+        )
 
 
 def _start_facts(event: dict[str, Any]) -> dict[str, Any]:
@@ -287,8 +309,22 @@ def _step_event(event: dict[str, Any], out: EventsDelta) -> None:
     if "loss" in event:
         out.nonfinite_steps = out.nonfinite_steps + 1 if loss is None else 0
         out.finite_step_seen = out.finite_step_seen or loss is not None
-    point = Point(step=step, t=_quantity(event.get("t")), share=None if share is None else min(max(share, 0.0), 1.0), loss=loss,
-                  tok_s=_quantity(event.get("tok_s")), dt_ms=_quantity(event.get("dt_ms")), mfu=_quantity(event.get("mfu_percent")))
+    point = Point(
+        step=step,
+        t=_quantity(event.get("t")),
+        share=None if share is None else min(max(share, 0.0), 1.0),
+        loss=loss,
+        tok_s=_quantity(event.get("tok_s")),
+        dt_ms=_quantity(event.get("dt_ms")),
+        mfu=_quantity(event.get("mfu_percent")),
+    )
     out.points.append(point)
-    out.facts.update(step=step, share=point.share, loss=loss, tok_s=point.tok_s, dt_ms=point.dt_ms,
-                     epoch=_quantity(event.get("epoch")), remaining_s=_quantity(event.get("remaining_s")))
+    out.facts.update(
+        step=step,
+        share=point.share,
+        loss=loss,
+        tok_s=point.tok_s,
+        dt_ms=point.dt_ms,
+        epoch=_quantity(event.get("epoch")),
+        remaining_s=_quantity(event.get("remaining_s")),
+    )

@@ -252,8 +252,7 @@ def find_duplicate(lab: Lab, prepared: Prepared, budget_s: float, gpu_type: str 
     """An earlier run that would tell the same: equal effective source and budget, waiting, live, or ended with something to tell."""
     marks = ", ".join("?" * len(TELLING))
     found = lab.store.runs(
-        "effective_sha = ? AND budget_s = ? AND purpose != 'verify' AND wanted = 'run' "
-        f"AND (outcome IS NULL OR outcome IN ({marks}))",
+        f"effective_sha = ? AND budget_s = ? AND purpose != 'verify' AND wanted = 'run' AND (outcome IS NULL OR outcome IN ({marks}))",
         (prepared.effective_sha, budget_s, *map(str, TELLING)),
         order="seq",
     )

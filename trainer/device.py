@@ -29,9 +29,7 @@ def choose_device() -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", 0)
     if torch.cuda.get_device_capability(device) < (8, 0) and torch.version.hip is None:
-        raise NoBfloat16(
-            f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic; Ampere (RTX 30, A100) and every later GPU has"
-        )
+        raise NoBfloat16(f"{torch.cuda.get_device_name(device)} has no bfloat16 arithmetic; Ampere (RTX 30, A100) and every later GPU has")
     return device
 
 

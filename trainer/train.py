@@ -69,10 +69,24 @@ CHECKPOINT_EVERY_S = 600  # seconds of training between states an interrupted ru
 # CPU: width 128 and 2 layers are the best of the sizes tried at 20 s on 2 cores; twice the width or depth is worse (docs/benchmarks.md).
 # CUDA: 2**17 tokens was the best batch for budgets of 1 to 2 minutes on an H200, flat from 2**16 to 2**18 and clearly worse at 2**19.
 PRESETS = {
-    "cpu": {"DEPTH": 2, "HEAD_DIM": 32, "TOTAL_BATCH_SIZE": 2**11, "DEVICE_TOKENS": 2**11,
-            "COMPILE": "none", "ATTENTION": "default", "LOSS": "torch"},
-    "cuda": {"DEPTH": 8, "HEAD_DIM": 128, "TOTAL_BATCH_SIZE": 2**17, "DEVICE_TOKENS": 2**17,
-             "COMPILE": "both", "ATTENTION": "default", "LOSS": "fused"},
+    "cpu": {
+        "DEPTH": 2,
+        "HEAD_DIM": 32,
+        "TOTAL_BATCH_SIZE": 2**11,
+        "DEVICE_TOKENS": 2**11,
+        "COMPILE": "none",
+        "ATTENTION": "default",
+        "LOSS": "torch",
+    },
+    "cuda": {
+        "DEPTH": 8,
+        "HEAD_DIM": 128,
+        "TOTAL_BATCH_SIZE": 2**17,
+        "DEVICE_TOKENS": 2**17,
+        "COMPILE": "both",
+        "ATTENTION": "default",
+        "LOSS": "fused",
+    },
 }
 
 

@@ -293,16 +293,21 @@ class Check:
         moved = np.abs(alone - seen)
         if moved.max() > TOLERANCE_NATS * 4 or moved.mean() > TOLERANCE_NATS:
             count = int((moved > TOLERANCE_NATS).sum())
-            raise Refuted(f"the model looks at later tokens: at {count} of {len(moved)} places its loss is another one when what follows "
-                          f"is not shown, by up to {moved.max():.2f} nats")
+            raise Refuted(
+                f"the model looks at later tokens: at {count} of {len(moved)} places its loss is another one when what follows "
+                f"is not shown, by up to {moved.max():.2f} nats"
+            )
         if (lean := float(np.mean(alone - seen))) > LEAN_NATS:
-            raise Refuted(f"the model looks at later tokens: its loss is {lean:.3f} nats lower, over {len(seen)} places, when what follows "
-                          f"is shown")
+            raise Refuted(
+                f"the model looks at later tokens: its loss is {lean:.3f} nats lower, over {len(seen)} places, when what follows is shown"
+            )
         known = {(int(row), length) for rows, length in places for row in rows}
         harder = np.array([tokens[row][length - 1] - tokens[row].mean() for row, length in known])
         if harder.mean() > CHANCE_SIGMAS * harder.std() / math.sqrt(len(harder)):
-            raise Refuted(f"the model knew where it was asked: those {len(known)} random places cost it {harder.mean():.2f} nats more than "
-                          f"their rows do on average")
+            raise Refuted(
+                f"the model knew where it was asked: those {len(known)} random places cost it {harder.mean():.2f} nats more than "
+                f"their rows do on average"
+            )
         total_bytes = int(text.sizes.sum())
         if claimed_rows is None or len(sample) == len(text.rows):
             return float(sums.sum()) / (math.log(2) * total_bytes), len(sample)
@@ -370,8 +375,10 @@ def verify(
         if holdout is not None:
             result.holdout, _ = check.run(scored(check.dataset, [holdout]), None)
             if result.verdict == "verified" and result.holdout > HOLDOUT_RATIO * result.recomputed:
-                raise Refuted(f"a text that no run has seen costs it {result.holdout:.6f}, {result.holdout / result.recomputed:.1f} times "
-                              f"its {result.recomputed:.6f}: it has the validation text by heart")
+                raise Refuted(
+                    f"a text that no run has seen costs it {result.holdout:.6f}, {result.holdout / result.recomputed:.1f} times "
+                    f"its {result.recomputed:.6f}: it has the validation text by heart"
+                )
     except Refuted as refuted:
         result.verdict, result.why = "refuted", str(refuted)
     except (Unverifiable, DataError) as reason:

@@ -33,9 +33,18 @@ def fill(lab: Lab, runs: int) -> None:
             done = rng.random() > 0.1
             lab.store.insert_run(
                 **{**common, "created_at": now - runs + n, "effective_sha": f"e{n // 2}", "overrides": {"MATRIX_LR": n}},
-                constants=first.constants, hypothesis=f"what if {n}", phase=Phase.ENDED, outcome="completed" if done else "crashed",
-                val_bpb=rng.gauss(0.99, 0.01) if done else None, class_key=f"GPU {n % 3}", wall_s=330.0, started_at=now - 400,
-                ended_at=now - runs + n, gpu_name="NVIDIA H200", trust="claimed", wave_id=f"w{n // 12}",
+                constants=first.constants,
+                hypothesis=f"what if {n}",
+                phase=Phase.ENDED,
+                outcome="completed" if done else "crashed",
+                val_bpb=rng.gauss(0.99, 0.01) if done else None,
+                class_key=f"GPU {n % 3}",
+                wall_s=330.0,
+                started_at=now - 400,
+                ended_at=now - runs + n,
+                gpu_name="NVIDIA H200",
+                trust="claimed",
+                wave_id=f"w{n // 12}",
             )
         for n in range(56):
             live = n < 16
@@ -65,9 +74,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         writer = make_lab(Path(folder))
         fill(writer, args.runs)
-        wave = writer.store.insert_wave(
-            created_at=0.0, kind="grid", base_sha="x", factors={}, repeats=1, budget_s=300.0, agent="cli"
-        )
+        wave = writer.store.insert_wave(created_at=0.0, kind="grid", base_sha="x", factors={}, repeats=1, budget_s=300.0, agent="cli")
         lab = open_lab(writer.path, readonly=True)
         acts: dict[str, Callable[[], object]] = {
             "leaderboard": lambda: queries.leaderboard(lab),

@@ -34,4 +34,3 @@ def descendants(pid: int) -> list[int]:
 def _cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_bytes().rsplit(b") ", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) * TICK_S
-

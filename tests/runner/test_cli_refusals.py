@@ -92,8 +92,13 @@ def test_a_file_that_may_not_be_edited_is_refused_by_name(lab: Lab, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("text", "named"),
-    [("[trainer\n", "hosts.toml"), ('[trainer]\ncomand = ["x"]\n', "command"), ("[policy]\nbudget_s = 'long'\n", "budget_s"),
-     ('[[host]]\nname = "a"\nkind = "slurm"\n', "slurm"), ("[policy]\nmax_budget_s = -1\n", "max_budget_s")],
+    [
+        ("[trainer\n", "hosts.toml"),
+        ('[trainer]\ncomand = ["x"]\n', "command"),
+        ("[policy]\nbudget_s = 'long'\n", "budget_s"),
+        ('[[host]]\nname = "a"\nkind = "slurm"\n', "slurm"),
+        ("[policy]\nmax_budget_s = -1\n", "max_budget_s"),
+    ],
 )
 def test_a_malformed_hosts_file_names_file_and_key(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, named: str) -> None:
     (tmp_path / "hosts.toml").write_text(text)

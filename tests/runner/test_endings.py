@@ -22,12 +22,14 @@ def ended(code: int | None = 0, signal: int | None = None, **more: Any) -> dict[
 
 
 def traceback(last: str) -> str:
-    return ('info: inf found no triton problem\nTraceback (most recent call last):\n'
-            f'  File "train.py", line 3, in <module>\n    x()\n{last}\n')
+    return (
+        f'info: inf found no triton problem\nTraceback (most recent call last):\n  File "train.py", line 3, in <module>\n    x()\n{last}\n'
+    )
 
 
-def classify(status: dict[str, Any] | None, tail: str = "", summary: bool = False, error: tuple[str, str] | None = None,
-             **known: Any) -> Any:
+def classify(
+    status: dict[str, Any] | None, tail: str = "", summary: bool = False, error: tuple[str, str] | None = None, **known: Any
+) -> Any:
     return classify_end(status, a_run(**known), tail, summary_seen=summary, error=error)
 
 
@@ -46,24 +48,27 @@ def test_exits_by_itself() -> None:
     assert outcome(ended(1), "self test: FAIL\n") == ("crashed", "exit_code")
 
 
-@pytest.mark.parametrize(("last", "cause"), [
-    ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "oom"),
-    ("triton.runtime.autotuner.OutOfMemoryError: out", "oom"),
-    ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "attention_backend"),
-    ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "cuda"),
-    ("ModuleNotFoundError: No module named 'kernels'", "import"),
-    ("ModuleNotFoundError: No module named 'flash_attn'", "import"),
-    ("AssertionError", "assert"),
-    ("AssertionError: TOTAL_BATCH_SIZE % tokens == 0", "assert"),
-    ("OSError: [Errno 28] No space left on device", "disk_full"),
-    ("torch._dynamo.exc.Unsupported: xError: no", "compile"),
-    ("torch._inductor.exc.InductorError: CppCompileError: C++ compile error", "compile"),
-    ("FileNotFoundError: [Errno 2] No such file or directory: 'tokenizer.pkl'", "no_data"),
-    ("urllib.error.URLError: <urlopen error>", "network"),
-    ("ValueError: infinite loop of info", "exception"),
-    ("MemoryError", "oom_host"),
-    ("KeyboardInterrupt", "interrupted"),
-])
+@pytest.mark.parametrize(
+    ("last", "cause"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "oom"),
+        ("triton.runtime.autotuner.OutOfMemoryError: out", "oom"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "attention_backend"),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "cuda"),
+        ("ModuleNotFoundError: No module named 'kernels'", "import"),
+        ("ModuleNotFoundError: No module named 'flash_attn'", "import"),
+        ("AssertionError", "assert"),
+        ("AssertionError: TOTAL_BATCH_SIZE % tokens == 0", "assert"),
+        ("OSError: [Errno 28] No space left on device", "disk_full"),
+        ("torch._dynamo.exc.Unsupported: xError: no", "compile"),
+        ("torch._inductor.exc.InductorError: CppCompileError: C++ compile error", "compile"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'tokenizer.pkl'", "no_data"),
+        ("urllib.error.URLError: <urlopen error>", "network"),
+        ("ValueError: infinite loop of info", "exception"),
+        ("MemoryError", "oom_host"),
+        ("KeyboardInterrupt", "interrupted"),
+    ],
+)
 def test_the_exception_decides(last: str, cause: str) -> None:
     end = classify(ended(1), traceback(last))
     assert (end.outcome, end.cause) == ("crashed", cause)
@@ -91,22 +96,25 @@ def test_out_of_memory_beside_somebody_else_is_theirs() -> None:
     assert outcome(ended(1, gpu_memory={"GPU-1": {"baseline_mib": 3}}), own) == ("crashed", "oom")
 
 
-@pytest.mark.parametrize(("status", "result", "expected"), [
-    (ended(None, 15, reason="stopped", stop_reason='{"reason": "cancelled", "force": false}'), False, ("cancelled", None)),
-    (ended(None, 15, reason="stopped", stop_reason='{"reason": "cancelled"}'), True, ("completed", "hung_after_summary")),
-    (ended(None, 15, reason="stopped", stop_reason="pruned"), False, ("pruned", "pruned")),
-    (ended(None, 15, reason="stopped", stop_reason={"reason": "nan"}), False, ("diverged", "nan")),
-    (ended(None, 9, reason="time-limit", elapsed_s=1500.0), False, ("timed_out", "time_limit")),
-    (ended(None, 9, reason="time-limit"), True, ("completed", "hung_after_summary")),
-    (ended(None, 15, reason="stopped", stop_reason='{"reason": "hung_after_summary"}'), True, ("completed", "hung_after_summary")),
-    (ended(0, stop_reason='{"reason": "cancelled"}'), True, ("completed", None)),       # it was done before the stop reached it
-    (ended(None, 9, reason="supervisor-terminated"), False, ("lost", "host_shutdown")),
-    ({"phase": "refused", "reason": "gpu-memory", "detail": "40 GiB held by pid 9"}, False, ("crashed", "oom_external")),
-    ({"phase": "refused", "reason": "disk-full"}, False, ("crashed", "disk_full")),
-    ({"phase": "ended", "reason": "exec-failed", "detail": "no such file: python9"}, False, ("crashed", "exec_failed")),
-    (ended(None, 9, unkillable=[4711]), False, ("kill_failed", "unkillable")),
-    (None, False, ("lost", "no_status")),
-])
+@pytest.mark.parametrize(
+    ("status", "result", "expected"),
+    [
+        (ended(None, 15, reason="stopped", stop_reason='{"reason": "cancelled", "force": false}'), False, ("cancelled", None)),
+        (ended(None, 15, reason="stopped", stop_reason='{"reason": "cancelled"}'), True, ("completed", "hung_after_summary")),
+        (ended(None, 15, reason="stopped", stop_reason="pruned"), False, ("pruned", "pruned")),
+        (ended(None, 15, reason="stopped", stop_reason={"reason": "nan"}), False, ("diverged", "nan")),
+        (ended(None, 9, reason="time-limit", elapsed_s=1500.0), False, ("timed_out", "time_limit")),
+        (ended(None, 9, reason="time-limit"), True, ("completed", "hung_after_summary")),
+        (ended(None, 15, reason="stopped", stop_reason='{"reason": "hung_after_summary"}'), True, ("completed", "hung_after_summary")),
+        (ended(0, stop_reason='{"reason": "cancelled"}'), True, ("completed", None)),  # it was done before the stop reached it
+        (ended(None, 9, reason="supervisor-terminated"), False, ("lost", "host_shutdown")),
+        ({"phase": "refused", "reason": "gpu-memory", "detail": "40 GiB held by pid 9"}, False, ("crashed", "oom_external")),
+        ({"phase": "refused", "reason": "disk-full"}, False, ("crashed", "disk_full")),
+        ({"phase": "ended", "reason": "exec-failed", "detail": "no such file: python9"}, False, ("crashed", "exec_failed")),
+        (ended(None, 9, unkillable=[4711]), False, ("kill_failed", "unkillable")),
+        (None, False, ("lost", "no_status")),
+    ],
+)
 def test_ends_that_were_not_its_own(status: Any, result: bool, expected: tuple[str, str | None]) -> None:
     assert outcome(status, "", summary=result, val_bpb=0.99 if result else None) == expected
 

@@ -267,11 +267,14 @@ async def test_limits_of_the_night_hold_the_queue_and_say_so(tmp_path: Path) -> 
     lab.close()
 
 
-@pytest.mark.parametrize(("script", "rows"), [
-    ("DEVICE_BATCH_SIZE = None\nTOTAL_BATCH_SIZE = 2**17\n", 64),  # our trainer: as many as fit and divide the total batch
-    ("DEVICE_BATCH_SIZE: int | None = None\nTOTAL_BATCH_SIZE = None\n", 128),
-    ("DEVICE_BATCH_SIZE = None\nTOTAL_BATCH_SIZE = 3000\n", 128),  # nothing divides it: it ends at its assert
-    ("DEVICE_BATCH_SIZE = 32\nTOTAL_BATCH_SIZE = 2**17\n", 32),
-])
+@pytest.mark.parametrize(
+    ("script", "rows"),
+    [
+        ("DEVICE_BATCH_SIZE = None\nTOTAL_BATCH_SIZE = 2**17\n", 64),  # our trainer: as many as fit and divide the total batch
+        ("DEVICE_BATCH_SIZE: int | None = None\nTOTAL_BATCH_SIZE = None\n", 128),
+        ("DEVICE_BATCH_SIZE = None\nTOTAL_BATCH_SIZE = 3000\n", 128),  # nothing divides it: it ends at its assert
+        ("DEVICE_BATCH_SIZE = 32\nTOTAL_BATCH_SIZE = 2**17\n", 32),
+    ],
+)
 def test_a_device_batch_left_to_the_script_fits_its_total_batch(script: str, rows: int) -> None:
     assert simrun.constants_of(script, surface.DEFAULTS)["DEVICE_BATCH_SIZE"] == rows

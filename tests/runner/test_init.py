@@ -14,7 +14,9 @@ from tests.runner.commands import overnight
 UPSTREAM = {
     "train.py": 'from prepare import TIME_BUDGET\nTOTAL_BATCH_SIZE = 2**19\nprint("---")\n',
     "prepare.py": "MAX_SEQ_LEN = 2048\nTIME_BUDGET = 300        # training time budget in seconds\n",
-    "program.md": "# autoresearch\n", "pyproject.toml": '[project]\nname = "autoresearch"\n', "README.md": "hello\n",
+    "program.md": "# autoresearch\n",
+    "pyproject.toml": '[project]\nname = "autoresearch"\n',
+    "README.md": "hello\n",
 }
 
 

@@ -36,9 +36,7 @@ def test_an_agent_measures_a_baseline_and_edits_of_the_shipped_trainer(lab: Lab)
     said: list[str] = []
     plan = {
         "baseline": {"purpose": "baseline", "budget_s": BUDGET_S, "request_id": "main-baseline"},
-        "waves": [
-            {"cells": [{"TOTAL_BATCH_SIZE": 1024}, {"OPTIMIZER": "adamw"}], "budget_s": BUDGET_S, "request_id": "main-wave"}
-        ],
+        "waves": [{"cells": [{"TOTAL_BATCH_SIZE": 1024}, {"OPTIMIZER": "adamw"}], "budget_s": BUDGET_S, "request_id": "main-wave"}],
     }
     asyncio.run(play(lab.path, plan, said.append))
     runs = lab.store.runs("purpose != 'verify'")  # the daemon may check a new best meanwhile

@@ -33,8 +33,16 @@ def trainer(tmp_path: Path) -> Any:
     (folder / "env/pyvenv.cfg").write_text("")
     (folder / "worktrees/a/.git").write_text("gitdir: elsewhere")
     files = {"train.py": "DEPTH = 8\n", "prepare.py": PREPARE}
-    strays = ("pkg/data.txt", ".env", ".git/config", ".venv/a.py", "__pycache__/a.pyc",
-              "lab/lab.db", "env/bin/python", "worktrees/a/train.py")
+    strays = (
+        "pkg/data.txt",
+        ".env",
+        ".git/config",
+        ".venv/a.py",
+        "__pycache__/a.pyc",
+        "lab/lab.db",
+        "env/bin/python",
+        "worktrees/a/train.py",
+    )
     files |= dict.fromkeys((*strays, "kernels.py"), "x")
     for name, text in files.items():
         (folder / name).write_text(text)

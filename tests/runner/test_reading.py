@@ -24,7 +24,7 @@ def read_in_pieces(parse: Any, data: bytes, cuts: list[int]) -> tuple[list[Point
     offset = 0
     for end in [*sorted(cuts), len(data), len(data)]:
         final = end == len(data)
-        delta = parse(data[offset:max(end, offset)], final)
+        delta = parse(data[offset : max(end, offset)], final)
         assert 0 <= delta.consumed <= max(end, offset) - offset
         offset += delta.consumed
         points.update((p.step, p) for p in delta.points)
@@ -42,8 +42,20 @@ def test_a_whole_run_of_upstream() -> None:
     assert delta.summary_seen
     assert not delta.fail_seen
     assert delta.facts["model_config"]["n_embd"] == 512
-    expected = {"val_bpb": 0.9979, "training_s": 300.1, "total_s": 325.9, "peak_vram_mb": 45060.2, "mfu_reported": 39.8, "tokens_m": 499.6,
-                "num_steps": 953, "params_m": 50.3, "depth": 8, "flops_per_token": 2.3456e8, "step": 11, "epoch": 1.0}
+    expected = {
+        "val_bpb": 0.9979,
+        "training_s": 300.1,
+        "total_s": 325.9,
+        "peak_vram_mb": 45060.2,
+        "mfu_reported": 39.8,
+        "tokens_m": 499.6,
+        "num_steps": 953,
+        "params_m": 50.3,
+        "depth": 8,
+        "flops_per_token": 2.3456e8,
+        "step": 11,
+        "epoch": 1.0,
+    }
     assert {k: delta.facts[k] for k in expected} == expected
 
 
@@ -59,14 +71,14 @@ def test_progress_without_a_newline_is_seen_at_once() -> None:
     assert [p.step for p in delta.points] == [7]
     half = upstream.progress(8).encode()[:-9]
     unfinished = parse_log(half, final=False)
-    assert (unfinished.points, unfinished.consumed) == ([], 1)             # a line still being written waits; its leading \r does not
+    assert (unfinished.points, unfinished.consumed) == ([], 1)  # a line still being written waits; its leading \r does not
 
 
 def test_fail_is_glued_to_the_progress_line() -> None:
     data = (upstream.progress(3) + "FAIL\n").encode()
     assert parse_log(data, final=False).fail_seen
-    first = parse_log(upstream.progress(3).encode(), final=False)           # or it arrives with the next read
-    assert parse_log(data[first.consumed:], final=False).fail_seen
+    first = parse_log(upstream.progress(3).encode(), final=False)  # or it arrives with the next read
+    assert parse_log(data[first.consumed :], final=False).fail_seen
     assert not parse_log(b"unit test: FAIL\n", final=True).fail_seen
 
 
@@ -142,12 +154,45 @@ def events(*rows: dict[str, Any]) -> bytes:
     return b"".join(json.dumps(r).encode() + b"\n" for r in rows)
 
 
-START = {"t": 1.0, "event": "start", "v": 1, "attributes": {"attention": "flash", "compile": "both"}, "gpu_name": "Fake", "torch": "2.13.0",
-         "flops_per_token": 1e8, "num_params": 1_440_000, "model_config": {"n_embd": 128}, "data": "d41d8c", "evaluator": "v1", "seed": 42}
-STEP = {"t": 2.0, "event": "step", "step": 3, "share": 0.5, "loss": 4.5, "dt_ms": 250.0, "tok_s": 8000, "mfu_percent": None,
-        "epoch": 1, "remaining_s": 10}
-SUMMARY = {"t": 3.0, "event": "summary", "val_bpb": 1.68, "training_seconds": 20.0, "total_seconds": 25.0, "peak_vram_mb": 0.0,
-           "mfu_percent": None, "total_tokens_M": 0.16, "num_steps": 77, "num_params_M": 1.44, "depth": 2}
+START = {
+    "t": 1.0,
+    "event": "start",
+    "v": 1,
+    "attributes": {"attention": "flash", "compile": "both"},
+    "gpu_name": "Fake",
+    "torch": "2.13.0",
+    "flops_per_token": 1e8,
+    "num_params": 1_440_000,
+    "model_config": {"n_embd": 128},
+    "data": "d41d8c",
+    "evaluator": "v1",
+    "seed": 42,
+}
+STEP = {
+    "t": 2.0,
+    "event": "step",
+    "step": 3,
+    "share": 0.5,
+    "loss": 4.5,
+    "dt_ms": 250.0,
+    "tok_s": 8000,
+    "mfu_percent": None,
+    "epoch": 1,
+    "remaining_s": 10,
+}
+SUMMARY = {
+    "t": 3.0,
+    "event": "summary",
+    "val_bpb": 1.68,
+    "training_seconds": 20.0,
+    "total_seconds": 25.0,
+    "peak_vram_mb": 0.0,
+    "mfu_percent": None,
+    "total_tokens_M": 0.16,
+    "num_steps": 77,
+    "num_params_M": 1.44,
+    "depth": 2,
+}
 
 
 def test_events_of_our_trainer() -> None:
@@ -158,10 +203,9 @@ def test_events_of_our_trainer() -> None:
     assert delta.stage == "training"
     assert delta.notes == ["no compiler"]
     assert delta.summary_seen
-    expected = {"val_bpb": 1.68, "num_steps": 77, "torch": "2.13.0", "data_hash": "d41d8c", "params_m": 1.44,
-                "mfu_reported": None}
+    expected = {"val_bpb": 1.68, "num_steps": 77, "torch": "2.13.0", "data_hash": "d41d8c", "params_m": 1.44, "mfu_reported": None}
     assert {k: delta.facts[k] for k in expected} == expected
-    assert not {"gpu_name", "evaluator"} & set(delta.facts)     # the slot and the trainer folder say so, not the script
+    assert not {"gpu_name", "evaluator"} & set(delta.facts)  # the slot and the trainer folder say so, not the script
     assert parse_events(data, final=True).facts == delta.facts
 
 
@@ -176,9 +220,14 @@ def test_events_cut_anywhere_read_the_same(data: st.DataObject) -> None:
 
 def test_broken_and_non_finite_events_are_passed_over() -> None:
     rows = [
-        b'{"event": "step", "step": 1, "loss": NaN}', b"not json", b"[1]", b'{"event": "step", "step": "x"}',
-        b'{"event": "step", "step": 1e99}', b'{"event": "summary", "val_bpb": 1e999}',
-        b'{"event": "error", "cause": "oom", "text": "too big"}', b'{"event": "st',
+        b'{"event": "step", "step": 1, "loss": NaN}',
+        b"not json",
+        b"[1]",
+        b'{"event": "step", "step": "x"}',
+        b'{"event": "step", "step": 1e99}',
+        b'{"event": "summary", "val_bpb": 1e999}',
+        b'{"event": "error", "cause": "oom", "text": "too big"}',
+        b'{"event": "st',
     ]
     delta = parse_events(b"\n".join(rows), final=False)
     assert [p.loss for p in delta.points] == [None]
@@ -186,5 +235,3 @@ def test_broken_and_non_finite_events_are_passed_over() -> None:
     assert delta.facts["val_bpb"] is None
     assert delta.error == ("oom", "too big")
     assert parse_events(b'{"event": "step", "step": 1' + b"0" * 400 + b"}\n", final=False).points == []
-
-

@@ -33,14 +33,22 @@ width = ASPECT_RATIO * 8
 
 def test_constants_are_module_level_literals() -> None:
     assert sources.constants(SCRIPT) == {
-        "ASPECT_RATIO": 64, "HEAD_DIM": 128, "WINDOW_PATTERN": "SSSL", "TOTAL_BATCH_SIZE": 524288, "MATRIX_LR": 0.04,
-        "ADAM_BETAS": (0.8, 0.95), "COMPILE": True, "FILTER": None, "PEAK": 989.5e12,
+        "ASPECT_RATIO": 64,
+        "HEAD_DIM": 128,
+        "WINDOW_PATTERN": "SSSL",
+        "TOTAL_BATCH_SIZE": 524288,
+        "MATRIX_LR": 0.04,
+        "ADAM_BETAS": (0.8, 0.95),
+        "COMPILE": True,
+        "FILTER": None,
+        "PEAK": 989.5e12,
     }
     assert type(sources.constants(SCRIPT)["TOTAL_BATCH_SIZE"]) is int
 
 
-@pytest.mark.parametrize("text", ["A = 10**10**10", "A = 1 << 10**9", "A = 'x' * 10**9", "A = 1 / 0", "A = (-8) ** 0.5", "A = f()",
-                                  "A = B = 1", "A = [*x]"])
+@pytest.mark.parametrize(
+    "text", ["A = 10**10**10", "A = 1 << 10**9", "A = 'x' * 10**9", "A = 1 / 0", "A = (-8) ** 0.5", "A = f()", "A = B = 1", "A = [*x]"]
+)
 def test_what_is_no_plain_literal_is_left_out(text: str) -> None:
     assert "A" not in sources.constants(text)
 
@@ -62,12 +70,26 @@ def test_an_int_stays_an_int(given_value: object, kept: int) -> None:
     assert type(value) is int
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("TOTAL_BATCH_SIZE", 1.5), ("TOTAL_BATCH_SIZE", True), ("TOTAL_BATCH_SIZE", "many"), ("TOTAL_BATCH_SIZE", "__import__('os')"),
-    ("MATRIX_LR", "fast"), ("MATRIX_LR", float("nan")), ("MATRIX_LR", float("inf")), ("MATRIX_LR", None), ("WINDOW_PATTERN", 3),
-    ("ADAM_BETAS", 0.9), ("ADAM_BETAS", [0.9]), ("ADAM_BETAS", [0.9, "x"]), ("COMPILE", 1), ("TOTAL_BATCH_SIZE", "9" * 5000),
-    ("FILTER", float("nan")),
-])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOTAL_BATCH_SIZE", 1.5),
+        ("TOTAL_BATCH_SIZE", True),
+        ("TOTAL_BATCH_SIZE", "many"),
+        ("TOTAL_BATCH_SIZE", "__import__('os')"),
+        ("MATRIX_LR", "fast"),
+        ("MATRIX_LR", float("nan")),
+        ("MATRIX_LR", float("inf")),
+        ("MATRIX_LR", None),
+        ("WINDOW_PATTERN", 3),
+        ("ADAM_BETAS", 0.9),
+        ("ADAM_BETAS", [0.9]),
+        ("ADAM_BETAS", [0.9, "x"]),
+        ("COMPILE", 1),
+        ("TOTAL_BATCH_SIZE", "9" * 5000),
+        ("FILTER", float("nan")),
+    ],
+)
 def test_a_wrong_type_is_one_sentence_naming_the_constant(name: str, value: object) -> None:
     with pytest.raises(BadValue, match=name):
         sources.override(SCRIPT, {name: value})
@@ -82,8 +104,16 @@ def test_an_unknown_constant_names_the_nearest() -> None:
     assert "MATRIX_LR" in str(caught.value)
 
 
-@pytest.mark.parametrize("again", ["if True:\n    DEPTH = 2\n", "DEPTH += 1\n", "for DEPTH in (1, 2):\n    pass\n",
-                                   "def f():\n    global DEPTH\n    DEPTH = 3\n", "DEPTH = max(DEPTH, 4)\n"])
+@pytest.mark.parametrize(
+    "again",
+    [
+        "if True:\n    DEPTH = 2\n",
+        "DEPTH += 1\n",
+        "for DEPTH in (1, 2):\n    pass\n",
+        "def f():\n    global DEPTH\n    DEPTH = 3\n",
+        "DEPTH = max(DEPTH, 4)\n",
+    ],
+)
 def test_a_constant_an_override_cannot_reach_is_refused_with_its_line(again: str) -> None:
     text = "DEPTH = 8\n" + again
     assert "DEPTH" not in sources.constants(text)
@@ -107,7 +137,7 @@ def test_an_equal_value_changes_nothing() -> None:
 
 
 names = st.from_regex(r"[A-Z][A-Z0-9_]{0,8}", fullmatch=True).filter(lambda n: not keyword.iskeyword(n))
-scalars = st.one_of(st.integers(-2**60, 2**60), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.text(max_size=20))
+scalars = st.one_of(st.integers(-(2**60), 2**60), st.floats(allow_nan=False, allow_infinity=False), st.booleans(), st.text(max_size=20))
 trees = st.one_of(scalars, st.tuples(scalars, scalars), st.lists(scalars, max_size=3))
 
 
@@ -121,7 +151,7 @@ def test_override_reads_back_and_leaves_the_others(values: dict[str, object], da
     if isinstance(old, bool):
         new = not old
     elif isinstance(old, int):
-        new = data.draw(st.integers(-2**60, 2**60))
+        new = data.draw(st.integers(-(2**60), 2**60))
     elif isinstance(old, float):
         new = data.draw(st.floats(allow_nan=False, allow_infinity=False, max_value=1e299, min_value=-1e299))
     elif isinstance(old, str):
@@ -144,7 +174,7 @@ def test_a_syntax_error_names_file_and_line() -> None:
         sources.check("x = 1\nif x\n    y = 2\n", "train.py")
     with pytest.raises(BadValue, match=r"train\.py, line 2"):
         sources.check("x = 1\nreturn x\n", "train.py")
-    sources.check("import re\nre.compile('\\d')\n", "train.py")      # only a warning
+    sources.check("import re\nre.compile('\\d')\n", "train.py")  # only a warning
 
 
 def test_effective_sha_sees_through_comments_layout_order_and_seed() -> None:
@@ -193,20 +223,26 @@ def test_diffs_apply_to_what_they_were_made_of(a: list[str], b: list[str], a_ope
 
 
 def test_a_diff_from_an_agent_with_wrong_counts_still_applies() -> None:
-    patch = ("diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1,99 +1,99 @@\n"
-             ' HEAD_DIM = 128\n-WINDOW_PATTERN = "SSSL"\n+WINDOW_PATTERN = "L"\n')
+    patch = (
+        "diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1,99 +1,99 @@\n"
+        ' HEAD_DIM = 128\n-WINDOW_PATTERN = "SSSL"\n+WINDOW_PATTERN = "L"\n'
+    )
     assert patching.apply_diff(SCRIPT, patch) == SCRIPT.replace("SSSL", "L")
     crlf = SCRIPT.replace("\n", "\r\n")
     assert patching.apply_diff(crlf, patch) == crlf.replace("SSSL", "L")
 
 
-@pytest.mark.parametrize(("patch", "says"), [
-    ("", "no hunk"), ("please change the rate", "no hunk"),
-    ("--- a\n+++ b\n@@ -6 +6 @@\n-HEAD_DIM = 64\n+HEAD_DIM = 32\n", "HEAD_DIM = 64"),
-    ("--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y\n--- c\n+++ d\n@@ -1 +1 @@\n-x\n+y\n", "2 files"),
-    ("@@ nonsense @@\n", "hunk header"),
-    ("@@ -1 +1 @@\n*x\n", "starts with"),
-])
+@pytest.mark.parametrize(
+    ("patch", "says"),
+    [
+        ("", "no hunk"),
+        ("please change the rate", "no hunk"),
+        ("--- a\n+++ b\n@@ -6 +6 @@\n-HEAD_DIM = 64\n+HEAD_DIM = 32\n", "HEAD_DIM = 64"),
+        ("--- a\n+++ b\n@@ -1 +1 @@\n-x\n+y\n--- c\n+++ d\n@@ -1 +1 @@\n-x\n+y\n", "2 files"),
+        ("@@ nonsense @@\n", "hunk header"),
+        ("@@ -1 +1 @@\n*x\n", "starts with"),
+    ],
+)
 def test_a_diff_that_does_not_fit_says_where(patch: str, says: str) -> None:
     with pytest.raises(BadValue, match=says):
         patching.apply_diff(SCRIPT, patch)

@@ -109,8 +109,13 @@ async def test_whatever_a_run_did_to_its_files_it_can_be_cancelled(lab: Lab, mod
     async with serving(lab):
         run_id = submit(lab, MODE=mode, WAIT_S=600.0)
         await until(lambda: lab.store.count_runs("step = 1 OR phase = 'running'"))
-        await until(lambda: (lab.run_dir(run_id) / "status.json").is_file() and not (lab.run_dir(run_id) / "spec.json").exists()
-                    if mode == "files_gone" else "unreadable" in flags(lab, run_id))
+        await until(
+            lambda: (
+                (lab.run_dir(run_id) / "status.json").is_file() and not (lab.run_dir(run_id) / "spec.json").exists()
+                if mode == "files_gone"
+                else "unreadable" in flags(lab, run_id)
+            )
+        )
         verbs.cancel(lab, [run_id], who="cli")
         (run,) = await ended(lab, run_id)
     assert run.outcome == "cancelled"

@@ -103,13 +103,13 @@ def test_a_run_that_would_tell_nothing_new_is_refused(lab: Lab) -> None:
     with pytest.raises(Duplicate, match="seed"):
         submit(lab, overrides={"DEPTH": 4, "SEED": 7})
     assert submit(lab, overrides={"DEPTH": 4}, budget_s=40) != first
-    finish(lab, first)      # it crashed: trying again may tell something
+    finish(lab, first)  # it crashed: trying again may tell something
     assert submit(lab, overrides={"DEPTH": 4})
 
 
 def test_what_ran_on_a_type_is_known_there_whatever_it_had_asked_for(lab: Lab) -> None:
     first = submit(lab)
-    assert submit(lab, gpu_type="H100")     # the first waits for any type: it may end elsewhere
+    assert submit(lab, gpu_type="H100")  # the first waits for any type: it may end elsewhere
     finish(lab, first, 1.0, gpu_name="NVIDIA GeForce RTX 5090")
     with pytest.raises(Duplicate, match=first):
         submit(lab, gpu_type="rtx 5090")
@@ -121,7 +121,7 @@ def test_a_grid_is_one_wave(lab: Lab) -> None:
     runs = [lab.store.run(i) for i in done.run_ids]
     assert [r.cell for r in runs if r] == [{"DEPTH": d, "MATRIX_LR": m} for d in (4, 8) for m in (0.02, 0.04)]
     assert queries.wave_object(lab, queries.known_wave(lab, str(done.wave_id)))["total"] == 4
-    assert [r.purpose for r in runs if r].count("baseline") == 1    # the cell that changes nothing
+    assert [r.purpose for r in runs if r].count("baseline") == 1  # the cell that changes nothing
 
 
 def test_a_wave_is_submitted_whole_or_not_at_all(lab: Lab) -> None:

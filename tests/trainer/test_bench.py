@@ -125,7 +125,7 @@ def test_data_is_laid_out_as_upstream_reads_it(shards: Path, tmp_path: Path) -> 
     ids = encoding.encode_ordinary(text)
     assert encoding.decode(ids) == text and int(table[ids].sum()) == len(text.encode())
     packed = np.load(common / "packed.npy")
-    assert (packed[:, 0] == bos).all()      # rows of documents' beginnings
+    assert (packed[:, 0] == bos).all()  # rows of documents' beginnings
 
 
 def test_a_folder_without_shards_is_one_sentence(tmp_path: Path) -> None:

@@ -128,6 +128,6 @@ def test_shards_become_a_corpus(folder: Folder, server: Server, tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert "climbmix: 45 documents" in done.stdout and "OVERNIGHT_CORPUS=" in done.stdout
     shard = folder.data / "climbmix" / "shard_00001.parquet"
-    shard.write_bytes(shard.read_bytes()[:-200] + b"PAR1")      # looks whole, is not
+    shard.write_bytes(shard.read_bytes()[:-200] + b"PAR1")  # looks whole, is not
     broken = folder.run("prepare.py", OVERNIGHT_CORPUS=str(shard.parent))
     assert broken.returncode == 1 and "damaged or half downloaded" in broken.stderr and broken.stderr.count("\n") == 1

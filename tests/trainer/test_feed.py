@@ -40,7 +40,7 @@ def take(batches: Iterator, count: int) -> list[tuple[list, int]]:
 def test_each_row_comes_once_an_epoch_in_a_new_order(feed: ModuleType) -> None:
     seen = take(feed.batches(rows(22), 4, CPU, seed=1), 10)
     first, second = ([i for ids, epoch in seen if epoch == number for i in ids] for number in (1, 2))
-    assert len(first) == len(second) == 20 and len(set(first)) == len(set(second)) == 20      # two rows fill no batch
+    assert len(first) == len(second) == 20 and len(set(first)) == len(set(second)) == 20  # two rows fill no batch
     assert set(first) <= set(range(40000, 40022)) and first != second
     assert seen == take(feed.batches(rows(22), 4, CPU, seed=1), 10) != take(feed.batches(rows(22), 4, CPU, seed=2), 10)
 

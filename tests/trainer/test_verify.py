@@ -1,4 +1,5 @@
 """What recomputing a result catches. Every cheat is an edit of a run's train.py or files, and the real verify.py refutes it."""
+
 from __future__ import annotations
 
 import contextlib
@@ -94,6 +95,7 @@ def verifier(run: Folder, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
     for name in ("corpora", "prepare", "verify"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import verify as module
+
     try:
         yield module
     finally:
@@ -133,8 +135,11 @@ def test_tiny_losses_are_refuted(run: Folder) -> None:
 
 
 def test_logits_that_do_not_normalise_are_refuted(run: Folder) -> None:
-    cheat(run, 'F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)',
-          "3.0 - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)")
+    cheat(
+        run,
+        'F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)',
+        "3.0 - logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)",
+    )
     rerun(run)
     assert verify(run)["verdict"] == "refuted"
 
@@ -313,8 +318,10 @@ def test_an_ordinary_user_cannot_read_the_targets_in_the_verifiers_memory(run: F
     """What another process of the same user may do to it is in its `dumpable` flag; root may do everything."""
     look = "    import os; open('owner', 'w').write(str(os.stat(f'/proc/{os.getppid()}/mem').st_uid))\n"
     cheat(run, "    return model.eval()", look + "    return model.eval()")
-    code = ("import os, sys, verify; verify.hide_memory(); libc = verify.ctypes.CDLL(None); "
-            "print(libc.prctl(3, 0, 0, 0, 0)); sys.argv = ['verify.py', sys.argv[1]]; verify.main()")  # 3: PR_GET_DUMPABLE
+    code = (
+        "import os, sys, verify; verify.hide_memory(); libc = verify.ctypes.CDLL(None); "
+        "print(libc.prctl(3, 0, 0, 0, 0)); sys.argv = ['verify.py', sys.argv[1]]; verify.main()"
+    )  # 3: PR_GET_DUMPABLE
     env = run.environment(OVERNIGHT_CORPUS=str(run.path / "corpus"), PYTHONPATH=str(TRAINER))
     done = subprocess.run([sys.executable, "-c", code, str(run.path)], env=env, cwd=run.path.parent, capture_output=True, text=True)
     assert done.stdout.splitlines()[0] == "0" and '"verified"' in done.stdout, done.stderr
@@ -332,8 +339,13 @@ def test_the_models_process_carries_the_marks_of_the_verification(run: Folder) -
 
 
 def test_patched_functions_in_the_run_do_not_reach_the_verifier(run: Folder) -> None:
-    patches = ("import math", "math.log = lambda x, *rest: 1e6", "F.log_softmax = torch.log_softmax = lambda x, *a, **k: x * 0",
-               "real = F.cross_entropy", "F.cross_entropy = lambda *a, **k: real(*a, **k) * 0.1")
+    patches = (
+        "import math",
+        "math.log = lambda x, *rest: 1e6",
+        "F.log_softmax = torch.log_softmax = lambda x, *a, **k: x * 0",
+        "real = F.cross_entropy",
+        "F.cross_entropy = lambda *a, **k: real(*a, **k) * 0.1",
+    )
     mark = "# --- what an experiment changes"
     cheat(run, mark, "\n".join(patches) + "\n\n" + mark)
     rerun(run)
@@ -341,13 +353,16 @@ def test_patched_functions_in_the_run_do_not_reach_the_verifier(run: Folder) -> 
     assert answer["verdict"] == "refuted" and math.isfinite(answer["recomputed"]) and answer["recomputed"] > claim(run) * 2
 
 
-@pytest.mark.parametrize(("old", "new", "verdict", "says"), [
-    (FORWARD, "        return self.logits(self.trunk(idx))[..., :10]\n", "refuted", "shape"),
-    (FORWARD, "        return self.logits(self.trunk(idx)) * float('nan')\n", "refuted", "not finite"),
-    (FORWARD, "        raise ValueError('no')\n", "unverifiable", "ValueError: no"),
-    ("def load_model(", "def load_something(", "unverifiable", "has no load_model"),
-    ("    return model.eval()", "    import time; time.sleep(600)", "unverifiable", "in time"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "verdict", "says"),
+    [
+        (FORWARD, "        return self.logits(self.trunk(idx))[..., :10]\n", "refuted", "shape"),
+        (FORWARD, "        return self.logits(self.trunk(idx)) * float('nan')\n", "refuted", "not finite"),
+        (FORWARD, "        raise ValueError('no')\n", "unverifiable", "ValueError: no"),
+        ("def load_model(", "def load_something(", "unverifiable", "has no load_model"),
+        ("    return model.eval()", "    import time; time.sleep(600)", "unverifiable", "in time"),
+    ],
+)
 def test_a_model_that_cannot_be_judged_says_why(run: Folder, old: str, new: str, verdict: str, says: str) -> None:
     cheat(run, old, new)
     answer = verify(run, "--deadline", "20") if "sleep" in new else verify(run)

@@ -279,5 +279,3 @@ def net(tmp_path_factory: pytest.TempPathFactory, nvml_library: Path) -> Iterato
         yield net
     finally:
         net.close()
-
-

@@ -10,8 +10,13 @@ import pytest
 
 from runner.research.classes import class_key, differs_in, evaluator_id, gpu_of
 
-FACTS = {"gpu_name": "NVIDIA H100 80GB HBM3", "torch": "2.11.0+cu128", "driver": "570.86", "evaluator": "v1 " + "ab" * 32,
-         "data_hash": "0f" * 20}
+FACTS = {
+    "gpu_name": "NVIDIA H100 80GB HBM3",
+    "torch": "2.11.0+cu128",
+    "driver": "570.86",
+    "evaluator": "v1 " + "ab" * 32,
+    "data_hash": "0f" * 20,
+}
 
 
 def test_the_class_is_what_the_agent_cannot_change() -> None:
@@ -42,11 +47,16 @@ def trainer(tmp_path: Path) -> Any:
     return SimpleNamespace(folder=tmp_path, editable=["train.py"], source="train.py", budget="prepare.py:TIME_BUDGET")
 
 
-@pytest.mark.parametrize(("name", "old", "new", "same"), [
-    ("prepare.py", "300   # 5 minutes", "1200", True), ("prepare.py", "return text(m)", "return 0.5 * text(m)", False),
-    ("corpora.py", "return m", "return m[:10]", False), ("report.py", "print(x)", "print(x, x)", True),
-    ("train.py", "from", "import os\nfrom", True),
-])
+@pytest.mark.parametrize(
+    ("name", "old", "new", "same"),
+    [
+        ("prepare.py", "300   # 5 minutes", "1200", True),
+        ("prepare.py", "return text(m)", "return 0.5 * text(m)", False),
+        ("corpora.py", "return m", "return m[:10]", False),
+        ("report.py", "print(x)", "print(x, x)", True),
+        ("train.py", "from", "import os\nfrom", True),
+    ],
+)
 def test_the_evaluator_is_the_fixed_code_that_scores(trainer: Any, name: str, old: str, new: str, same: bool) -> None:
     before = evaluator_id(trainer)
     path = trainer.folder / name

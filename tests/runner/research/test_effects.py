@@ -14,8 +14,9 @@ from runner.research.effects import Analysis, Result, analyse, told_once
 from runner.research.noise import Noise
 
 
-def grid(truth: Any, factors: dict[str, list[Any]], *, repeats: int = 1, block: str = "", noise: float = 0.0,
-         seed: int = 0) -> list[Result]:
+def grid(
+    truth: Any, factors: dict[str, list[Any]], *, repeats: int = 1, block: str = "", noise: float = 0.0, seed: int = 0
+) -> list[Result]:
     rng = random.Random(seed)
     cells = [dict(zip(factors, combo, strict=True)) for combo in itertools.product(*factors.values())]
     return [Result(f"r{i:04d}", c, truth(c) + rng.gauss(0, noise), block) for i, c in enumerate(cells * repeats)]
@@ -60,8 +61,20 @@ def test_least_squares_agree_with_lstsq_when_cells_are_missing() -> None:
     results = [Result(r.run_id, r.cell, None, "", "crashed") if i in (1, 4, 8) else r for i, r in enumerate(results)]
     found = analyse(results, factors=factors)
     good = [r for r in results if r.value is not None]
-    x = np.array([[1, r.cell["LR"] == 2, r.cell["LR"] == 3, r.cell["WD"] == "b", (r.cell["LR"] == 2) * (r.cell["WD"] == "b"),
-                   (r.cell["LR"] == 3) * (r.cell["WD"] == "b")] for r in good], dtype=float)
+    x = np.array(
+        [
+            [
+                1,
+                r.cell["LR"] == 2,
+                r.cell["LR"] == 3,
+                r.cell["WD"] == "b",
+                (r.cell["LR"] == 2) * (r.cell["WD"] == "b"),
+                (r.cell["LR"] == 3) * (r.cell["WD"] == "b"),
+            ]
+            for r in good
+        ],
+        dtype=float,
+    )
     beta = np.linalg.lstsq(x, np.array([r.value for r in good]), rcond=None)[0]
     b_minus_a = beta[3] + (beta[4] + beta[5]) / 3
     wd = next(f for f in found.factors if f.factor == "WD")
@@ -71,8 +84,10 @@ def test_least_squares_agree_with_lstsq_when_cells_are_missing() -> None:
 
 def test_a_level_that_always_crashes_is_named_and_never_predicted() -> None:
     factors = {"LR": [1, 2], "DEPTH": [8, 16]}
-    results = [Result(r.run_id, r.cell, None, "", "crashed") if r.cell["DEPTH"] == 16 else r
-               for r in grid(lambda c: 1.0 - 0.1 * c["LR"], factors, repeats=2, noise=0.001)]
+    results = [
+        Result(r.run_id, r.cell, None, "", "crashed") if r.cell["DEPTH"] == 16 else r
+        for r in grid(lambda c: 1.0 - 0.1 * c["LR"], factors, repeats=2, noise=0.001)
+    ]
     found = analyse(results, factors=factors)
     assert effect(found, "DEPTH", 16) is None
     assert effect(found, "LR", 2) == pytest.approx(-0.05, abs=0.005)
@@ -121,7 +136,7 @@ def test_error_bars_cover_the_truth() -> None:
             truth = 0.1 * (e.level - 2) if e.factor == "A" else 0.0
             assert e.effect is not None
             assert e.se is not None
-            inside += abs(e.effect - truth) <= 2.18 * e.se       # t at 12 degrees of freedom
+            inside += abs(e.effect - truth) <= 2.18 * e.se  # t at 12 degrees of freedom
             total += 1
     assert 0.92 <= inside / total <= 0.98
 
@@ -146,8 +161,10 @@ def test_lists_with_different_keys_use_the_base_as_a_level() -> None:
 def test_a_level_that_pruning_cut_off_did_not_crash() -> None:
     factors = {"LR": [1, 2], "DEPTH": [8, 16]}
     ends = iter(["crashed", "pruned", "pruned", "pruned"])
-    results = [Result(r.run_id, r.cell, None, "", next(ends)) if r.cell["DEPTH"] == 16 else r
-               for r in grid(lambda c: 1.0 - 0.1 * c["LR"], factors, repeats=2, noise=0.001)]
+    results = [
+        Result(r.run_id, r.cell, None, "", next(ends)) if r.cell["DEPTH"] == 16 else r
+        for r in grid(lambda c: 1.0 - 0.1 * c["LR"], factors, repeats=2, noise=0.001)
+    ]
     notes = analyse(results, factors=factors).notes
     assert not any("crashed or diverged" in n for n in notes)
     assert any(n.startswith("No run with DEPTH = 16 came to its end") for n in notes)

@@ -32,7 +32,7 @@ def test_sixteen_runs_on_two_gpus_take_eight_turns(tmp_path: Path) -> None:
     assert play.now == pytest.approx(8 * one)
     assert play.gpu_s == pytest.approx(16 * one)
     assert [t.outcome for t in told] == ["completed"] * 16
-    assert len({t.value for t in told}) > 8             # repeats differ by their noise
+    assert len({t.value for t in told}) > 8  # repeats differ by their noise
     assert lab.store.count_runs("outcome = 'completed'") == 16
     lab.close()
 

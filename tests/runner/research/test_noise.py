@@ -12,8 +12,19 @@ from hypothesis import strategies as st
 from runner.research.noise import CLEAR, UNKNOWN, WITHIN, Noise, gain, pooled, smallest_clear_gain, t_cdf, t_quantile
 
 # Student's t, as printed in statistical tables (Abramowitz and Stegun 26.10).
-TABLE = {(0.975, 1): 12.706, (0.975, 2): 4.303, (0.975, 5): 2.571, (0.975, 10): 2.228, (0.975, 30): 2.042, (0.975, 120): 1.980,
-         (0.95, 1): 6.314, (0.95, 3): 2.353, (0.95, 10): 1.812, (0.995, 4): 4.604, (0.995, 60): 2.660}
+TABLE = {
+    (0.975, 1): 12.706,
+    (0.975, 2): 4.303,
+    (0.975, 5): 2.571,
+    (0.975, 10): 2.228,
+    (0.975, 30): 2.042,
+    (0.975, 120): 1.980,
+    (0.95, 1): 6.314,
+    (0.95, 3): 2.353,
+    (0.95, 10): 1.812,
+    (0.995, 4): 4.604,
+    (0.995, 60): 2.660,
+}
 
 
 @pytest.mark.parametrize(("p", "dof"), TABLE)

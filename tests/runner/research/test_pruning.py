@@ -39,8 +39,8 @@ def test_what_is_never_stopped() -> None:
     for mode in ("cautious", "eager"):
         assert all(judge(mode, s, good, finished) is None for s in GRID)
     assert judge("off", 0.9, bad, finished) is None
-    assert judge("cautious", 0.2, bad, finished) is None            # too early
-    assert judge("cautious", 0.5, bad, finished[:9]) is None        # too few to say
+    assert judge("cautious", 0.2, bad, finished) is None  # too early
+    assert judge("cautious", 0.5, bad, finished[:9]) is None  # too few to say
     assert judge("cautious", None, bad, finished) is None
     assert judge("cautious", 0.5, (None,) * len(GRID), finished) is None
     assert judge("eager", 0.2, bad, finished) is not None
@@ -50,7 +50,7 @@ def test_where_the_middle_says_nothing_nobody_is_stopped() -> None:
     rng = random.Random(3)
     finals = [1.0 + abs(rng.gauss(0, 0.03)) for _ in range(60)]
     blind = [Curve(f"r{i}", tuple(rng.gauss(5, 0.1) for _ in GRID), f, 300.0) for i, f in enumerate(finals)]
-    assert replay("cautious", blind).pruned <= 1        # nineteen looks at each of sixty runs
+    assert replay("cautious", blind).pruned <= 1  # nineteen looks at each of sixty runs
     assert replay("eager", blind).pruned <= 3
 
 

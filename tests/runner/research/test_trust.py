@@ -45,10 +45,13 @@ def test_upstream_cannot_be_verified_and_is_ranked_so(lab: Lab) -> None:
     assert trust.wants_verification(lab, run) is None
 
 
-@pytest.mark.parametrize(("val", "facts", "says"), [
-    (0.3, {"wall_s": 2.0, "training_s": None, "loss": None}, "ran for 2.0 s of a budget"),
-    (0.9, {"wall_s": 3.0, "training_s": 300.1}, "claims 300.1 s of training and ran for 3.0 s"),
-])
+@pytest.mark.parametrize(
+    ("val", "facts", "says"),
+    [
+        (0.3, {"wall_s": 2.0, "training_s": None, "loss": None}, "ran for 2.0 s of a budget"),
+        (0.9, {"wall_s": 3.0, "training_s": 300.1}, "claims 300.1 s of training and ran for 3.0 s"),
+    ],
+)
 def test_an_impossible_time_is_held_until_it_is_verified_or_a_human_accepts_it(lab: Lab, val: float, facts: Any, says: str) -> None:
     upstream = ended(lab, 1, val, **facts)
     assert upstream.trust == "unverifiable"
