@@ -294,6 +294,8 @@ class _Reader:
 
     def limits(self, table: dict[str, Any]) -> Limits:
         limits = Limits(**self.read("policy", table, Limits))
+        if limits.min_budget_s > limits.max_budget_s:
+            raise self.fail("policy", "min_budget_s", f"is {limits.min_budget_s:g}", f"at most max_budget_s, {limits.max_budget_s:g}")
         for key, low, high in (
             ("min_budget_s", 0.1, MAX_BUDGET_S),
             ("max_budget_s", 0.1, MAX_BUDGET_S),

@@ -361,10 +361,10 @@ def _time(night: Night) -> str:
 
 def alone_s(night: Night) -> tuple[float, float] | None:
     """(seconds of the night, seconds on one GPU) until the best result: the same runs one after another, an agent's minute each."""
-    found = ranked(night)
-    if not found:
+    first = night.board["rows"][0]["id"] if night.board["rows"] else None  # by the mean of its repeats, not the luckiest run
+    best = next((r for r in night.runs if r.id == first), None)
+    if best is None:
         return None
-    best = min(found, key=lambda r: (value(r), r.ended_at or 0.0))
     there = best.ended_at or night.end
     until = [r for r in night.runs if r.ended_at is not None and r.ended_at <= there and r.purpose != "verify"]
     return (there - night.start) / night.pace, sum(night.lasted_s(r) + AGENT_S for r in until)

@@ -30,6 +30,6 @@ def read_text(path: Path, what: str, *, limit: int = MAX_TEXT_BYTES) -> str:
     if len(data) > limit:
         raise BadValue(f"{what} {path} is larger than {limit >> 20} MiB.", next_step="Name a text file.")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")  # some editors begin a file with a mark that nobody sees
     except UnicodeDecodeError:
         raise BadValue(f"{what} {path} is not UTF-8 text.", next_step="Save it as UTF-8.") from None

@@ -227,6 +227,17 @@ def test_a_hosts_file_that_cannot_be_read_is_never_ignored(tmp_path: Path, conte
     lab.close()
 
 
+def test_a_mark_that_editors_put_before_a_text_is_no_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "hosts.toml").write_bytes("[policy]\nbudget_s = 20\n".encode("utf-8-sig"))
+    assert load_policy(tmp_path / "hosts.toml").limits.budget_s == 20
+
+
+def test_limits_that_leave_no_budget_are_named_for_what_they_are(tmp_path: Path) -> None:
+    (tmp_path / "hosts.toml").write_text("[policy]\nmax_budget_s = 3600\nmin_budget_s = 9999\n")
+    with pytest.raises(PolicyError, match=r"min_budget_s is 9999. Allowed: at most max_budget_s, 3600"):
+        load_policy(tmp_path / "hosts.toml")
+
+
 def test_neither_a_fifo_nor_a_device_blocks_a_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "hosts.toml")
     for path in (tmp_path / "hosts.toml", Path("/dev/zero"), tmp_path):

@@ -39,6 +39,17 @@ def test_a_night_that_can_be_counted(tmp_path: Path) -> None:
     assert "| crashed runs | 5.67 | 12.7% |" in text
 
 
+def test_the_best_is_one_and_the_same_in_head_and_in_the_comparison(tmp_path: Path) -> None:
+    """A lucky repeat of another script ended long before: the mean of its repeats is no better than the run on top of the board."""
+    lab = scenes.empty_lab(tmp_path)
+    lucky = rows.ended(lab, 0.80, at=3000, effective="lucky")
+    rows.ended(lab, 1.10, at=2000, effective="lucky", repeat_of=lucky, seed=2)
+    rows.ended(lab, 0.90, at=1000, overrides={"LR": 2})
+    night = gather(lab)
+    assert "Best: **0.900000** (r0003)" in markdown(night)
+    assert alone_s(night) == pytest.approx((2340.0, 3 * 400.0))
+
+
 def test_a_gpu_that_never_worked_was_idle_all_night(tmp_path: Path) -> None:
     """Four GPUs are there, one worked the whole time: a quarter was busy. A GPU that others use was not ours to fill."""
     lab = scenes.empty_lab(tmp_path)

@@ -109,3 +109,15 @@ async def test_an_empty_lab_has_an_empty_lineage(tmp_path: Path) -> None:
         await pilot.pause()
         shown = screen_text(room)
         assert "Progress · 0 results" in shown and "no run has a result yet" in shown and "nothing was kept yet" in shown
+
+
+async def test_what_was_kept_at_another_budget_is_not_denied(tmp_path: Path) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    rows.ended(lab, 0.99, at=500, budget_s=20.0, verdict="keep")
+    rows.ended(lab, 0.98, at=400)
+    async with opened(lab, size=(140, 40)) as (room, pilot):
+        await pilot.press("6")
+        await until(lambda: "progress" in room.snapshot.views)
+        await pilot.pause()
+        shown = screen_text(room)
+        assert "nothing was kept yet" not in shown and "of this class and budget was kept" in shown

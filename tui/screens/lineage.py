@@ -22,6 +22,8 @@ from ..words import age, number, plural
 from .page import PAGE_KEYS, Page
 
 COLUMNS = "id, ended_at, val_bpb, verdict, parent, hypothesis, trust, verified_bpb, purpose, verdict_why"
+NOTHING_KEPT = "nothing was kept yet: K keeps a run"
+KEPT_ELSEWHERE = "nothing of this class and budget was kept: c shows the next"
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class LineagePage(Page):
     def body(self) -> Iterable[Widget]:
         """The plot over the tree."""
         yield Lines(id="progress", title="Progress")
-        yield Table(TREE, id="tree", title="Lineage", empty="nothing was kept yet: K keeps a run")
+        yield Table(TREE, id="tree", title="Lineage", empty=NOTHING_KEPT)
 
     def on_mount(self) -> None:
         """Begin to read."""
@@ -212,6 +214,7 @@ class LineagePage(Page):
         pane.show(progress_lines(found, region.width, region.height))
         now = self.room.now()
         tree, rows = self.query_one("#tree", Table), tree_rows(found)
+        tree.empty = KEPT_ELSEWHERE if found.parents and found.rows else NOTHING_KEPT
         tree.note_right = f"{sum(1 for r in rows if r['verdict'] == 'keep')} kept"
         tree.show([{**r, "phase": "ended", "age_s": now - r["ended_at"]} for r in rows])
 
