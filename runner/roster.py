@@ -131,7 +131,7 @@ class Roster:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A transaction; when it fails, the tracks are what the rows still are."""
+        """A transaction; when it fails, the tracks are what the rows still are, and those that were dropped are followed again."""
         before = [(t, t.run) for t in self.tracks.values()]
         try:
             with self.store.transaction():
@@ -139,6 +139,7 @@ class Roster:
         except BaseException:
             for track, run in before:
                 track.run = run
+                self.tracks.setdefault(run.id, track)
             raise
 
     def update(self, track: Track, **columns: Any) -> None:

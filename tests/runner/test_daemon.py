@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from runner import queries, reading, reconcile, verbs
+from runner.errors import LabError
 from runner.lab import Lab
 from runner.records import Run, Submission, WaveRequest
+from runner.research import trust
 from tests.runner.daemons import ended, local_lab, name_the_budget, serving, until
 
 pytestmark = pytest.mark.timeout(240)
@@ -188,6 +190,21 @@ async def test_bytes_that_break_the_reader_stop_no_other_run(lab: Lab, monkeypat
         monkeypatch.setattr(reading, "parse_log", parse)
         good = submit(lab, TAG="fine")
         assert [r.outcome for r in await ended(lab, bad, good)] == ["completed", "completed"]
+
+
+async def test_an_end_that_could_not_be_written_is_written_later(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled, full = trust.settled, [LabError("the disk is full")] * 3
+
+    def failing(lab: Lab, run: Run) -> dict[str, Any]:
+        if full:
+            raise full.pop()
+        return settled(lab, run)
+
+    monkeypatch.setattr(trust, "settled", failing)
+    async with serving(lab):
+        (run,) = await ended(lab, submit(lab))
+    assert full == [] and run.outcome == "completed"
+    assert [e.subject for e in lab.store.events() if e.verb == "ended"] == [run.id]
 
 
 async def test_pause_approval_and_a_paused_agent_hold_runs_back(lab: Lab) -> None:
