@@ -109,7 +109,8 @@ def hosts_text(trainer: Trainer) -> str:
     lines += [
         "",
         "[policy]",
-        f"budget_s = {seconds:g}",
+        f"budget_s = {seconds:g}"
+        + ("" if trainer.budget else "          # a run is stopped after twice this and 300 s: wall_factor, wall_extra_s"),
         f"max_budget_s = {max(3600.0, 4 * seconds):g}",
         'approval = "auto"        # "ask": submissions of agents wait for you',
         "retry_lost = 1",

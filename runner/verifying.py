@@ -60,7 +60,7 @@ def queue_check(lab: Lab, run: Run, request: Request) -> str:
     why_not = _cannot(lab, run)
     if why_not:
         doubt = run.trust_why
-        if board.is_held(doubt) and not (trust.impossible(run) or trust.overtime(lab, run)):
+        if board.is_held(doubt) and not (trust.impossible(lab, run) or trust.overtime(lab, run)):
             doubt = str(doubt).removeprefix(board.HELD)  # it waited for a verification that cannot come
         store.update_run(run.id, trust=Trust.UNVERIFIABLE, trust_why=doubt)  # to have asked is no doubt, and settles none
         raise Refused(f"{run.id} cannot be verified: {why_not}.", next_step="Repeat it at other seeds to learn how far it can be believed.")
@@ -135,7 +135,7 @@ def conclude(roster: Roster, check: Run, tail: str) -> dict[str, Any]:
     why, bpb = one_line(str(found.get("why") or ""), 500), found.get("recomputed")
     columns: dict[str, Any] = {"trust": found["verdict"], "trust_why": why}
     claim = roster.store.run(check.base_run or "")
-    cheated = claim and found["verdict"] == Trust.VERIFIED and (trust.impossible(claim) or trust.overtime(roster.lab, claim))
+    cheated = claim and found["verdict"] == Trust.VERIFIED and (trust.impossible(roster.lab, claim) or trust.overtime(roster.lab, claim))
     if cheated:  # the number is true, and it took more training than the budget allows
         columns["trust_why"] = f"{board.HELD}{cheated}"
     if isinstance(bpb, (int, float)) and math.isfinite(bpb):

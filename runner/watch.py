@@ -351,7 +351,7 @@ class Watch:
             self.lab.store.raise_flag(run.id, finding.kind, str(finding.severity), finding.evidence)
         if run.trust_why:
             kind = "held" if board.is_held(run.trust_why) else "doubtful"
-            self.lab.store.raise_flag(run.id, kind, Severity.WARN, run.trust_why)
+            self.lab.store.raise_flag(run.id, kind, Severity.WARN, run.trust_why.removeprefix(board.HELD))
         self._verify(run)
         claim = self.lab.store.run(run.base_run or "") if run.purpose == Purpose.VERIFY else None
         if claim is not None and claim.trust == Trust.REFUTED:  # what stood behind it is the best now, and nobody has looked at that

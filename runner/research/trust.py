@@ -42,7 +42,7 @@ def settled(lab: Lab, run: Run) -> dict[str, Any]:
     verifiable = verifier_of(lab.policy().trainer) is not None and run.engine != "fake"
     if run.val_bpb <= 0:
         return {"trust": Trust.REFUTED, "trust_why": f"no text takes {run.val_bpb:g} bits per byte"}
-    false = impossible(run) or overtime(lab, run)
+    false = impossible(lab, run) or overtime(lab, run)
     doubt = false or _loss_disagrees(lab, run) or _too_good(lab, run)
     held = f"{board.HELD}{doubt}" if doubt else None
     if not verifiable:
@@ -50,13 +50,13 @@ def settled(lab: Lab, run: Run) -> dict[str, Any]:
     return {"trust": Trust.CLAIMED, "trust_why": held}
 
 
-def impossible(run: Run) -> str | None:
+def impossible(lab: Lab, run: Run) -> str | None:
     """Why the claim cannot be true by its own numbers and our clock; None when it can."""
     if run.wall_s is None:
         return None
     if run.training_s is not None and run.training_s > run.wall_s * 1.05 + 2:
         return f"it claims {run.training_s:.1f} s of training and ran for {run.wall_s:.1f} s"
-    if run.wall_s < SHORT_SHARE * run.budget_s:
+    if lab.policy().trainer.budget is not None and run.wall_s < SHORT_SHARE * run.budget_s:
         return f"it ran for {run.wall_s:.1f} s of a budget of {run.budget_s:g} s"
     return None
 

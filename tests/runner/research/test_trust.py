@@ -69,6 +69,13 @@ def test_an_impossible_time_is_held_until_it_is_verified_or_a_human_accepts_it(l
     assert [u["id"] for u in queries.leaderboard(lab)["unranked"]] == [ours.id]
 
 
+def test_a_script_without_a_budget_is_not_held_for_ending_early(lab: Lab) -> None:
+    lab.accept(lab.hosts_file.read_text().replace('folder = "trainer"', 'folder = "trainer"\nbudget = ""'))
+    run = ended(lab, 1, 1.0, wall_s=1.0, training_s=None)
+    assert run.trust_why is None and [r["id"] for r in queries.leaderboard(lab)["rows"]] == [run.id]
+    assert "ran for 1.0 s" in str(ended(lab, 2, 1.0, wall_s=1.0, training_s=20.0).trust_why)  # its own word against our clock
+
+
 @pytest.mark.parametrize("val", [-1.0, 0.0])
 def test_no_text_takes_no_bits(lab: Lab, val: float) -> None:
     run = ended(lab, 1, val, loss=None)
