@@ -23,6 +23,7 @@ def register(app: typer.Typer) -> None:
     policy_app = typer.Typer(invoke_without_command=True, help="The limits in force, and accepting new ones.")
     policy_app.callback()(policy)
     policy_app.command()(accept)
+    policy_app.command("new-night")(new_night)
     app.add_typer(policy_app, name="policy")
 
 
@@ -92,3 +93,17 @@ def accept(context: typer.Context, json: JsonFlag = False) -> None:
         emit(lab, shown(lab))
     else:
         say(f"{lab.hosts_file} is in force now.")
+
+
+def new_night(context: typer.Context, json: JsonFlag = False) -> None:
+    """Count max_wall_hours anew, from the next run on."""
+    lab = lab_of(context)
+    verbs.new_night(lab, who=WHO)
+    if json:
+        emit(lab, shown(lab))
+    else:
+        hours = lab.policy().limits.max_wall_hours
+        say(
+            "A new night begins."
+            + (f" {hours:g} h of it are left (max_wall_hours)." if hours is not None else " max_wall_hours is not set.")
+        )

@@ -134,6 +134,7 @@ def origin(lab: Lab, sub: Submission) -> Origin:
 
 def varied(lab: Lab, origin: Origin, overrides: Json) -> Prepared:
     """A script with its constants overridden. Raised: UnknownName, BadValue."""
+    _check_not_budget(lab.policy().trainer, origin, overrides)
     script = origin.script.override(overrides)
     mistake = statics.mistake(script, lab.policy().trainer)
     if mistake:
@@ -148,6 +149,16 @@ def varied(lab: Lab, origin: Origin, overrides: Json) -> Prepared:
         name=origin.name,
         seed=script.seed,
     )
+
+
+def _check_not_budget(trainer: TrainerPolicy, origin: Origin, overrides: Json) -> None:
+    """Refuse an override of the constant that every run gets its budget through: it would be overwritten, and tell nothing."""
+    name, _, constant = (trainer.budget or "").partition(":")
+    if name == trainer.source and constant in overrides and constant in origin.script.constants:
+        raise BadValue(
+            f"{constant} is the time budget: each run gets its own written there, so an override of it changes nothing.",
+            next_step="Ask for budget_s (--budget) instead.",
+        )
 
 
 def with_seed(prepared: Prepared, seed: int) -> Prepared:

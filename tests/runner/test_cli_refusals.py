@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,27 @@ def lab(tmp_path: Path):
     opened = make_lab(tmp_path)
     yield opened
     opened.close()
+
+
+def test_the_time_budget_is_no_constant_to_vary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = make_lab(tmp_path, script=SCRIPT.replace("DEPTH = 8", "DEPTH = 8\nTIME_BUDGET = 300"))
+    lab.accept(lab.hosts_file.read_text().replace('folder = "trainer"', 'folder = "trainer"\nbudget = "train.py:TIME_BUDGET"'))
+    for words in (["run", "--set", "TIME_BUDGET=1"], ["wave", "--grid", "TIME_BUDGET=1,2"], ["wave", "--cell", "DEPTH=2,TIME_BUDGET=9"]):
+        said = overnight(capsys, "--lab", lab.path, *words)
+        assert said.code == 2 and "TIME_BUDGET is the time budget" in said.err and "--budget" in said.err
+    assert lab.store.count_runs() == 0
+    lab.close()
+
+
+def test_a_night_that_is_over_names_the_command_that_begins_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = make_lab(tmp_path, policy="max_wall_hours = 1")
+    lab.store.set_setting("night_started_at", time.time() - 7200)
+    said = overnight(capsys, "--lab", lab.path, "run", "--set", "DEPTH=3")
+    assert said.code == 2 and "`overnight policy new-night`" in said.err
+    again = overnight(capsys, "--lab", lab.path, "policy", "new-night")
+    assert again.code == 0 and "1 h" in again.out
+    assert verbs.submit(lab, Submission(overrides={"DEPTH": 3}), who="cli").run_ids == ["r0001"]
+    lab.close()
 
 
 REFUSED = [
