@@ -62,7 +62,7 @@ def ensure_daemon(lab: Lab) -> DaemonRow:
         )
     last = _last_line(lab.path / "daemon.log")
     raise DaemonError(
-        f"The daemon of {lab.path} did not come up{': ' + last if last else ''}.",
+        f"{last + ' ' if last else ''}The daemon of {lab.path} did not come up.",
         next_step=f"Run `overnight --lab {lab.path} daemon run` to see why.",
     )
 

@@ -69,5 +69,5 @@ class Keeper:
             self.trouble = None
         except OvernightError as error:
             self._failed_at = time.monotonic()
-            self.trouble = f"The daemon did not start, and nothing queued runs without it. {error}"
+            self.trouble = f"The daemon did not start: {error}"
             log.warning("the daemon did not start: %s", error)

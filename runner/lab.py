@@ -194,6 +194,14 @@ class Lab:
         self._pending(sentence)
         return sentence
 
+    def hosts_trouble(self) -> str | None:
+        """Why hosts.toml as it lies there cannot be used; None where it can, or where there is none. Changes nothing."""
+        try:
+            load_policy(self.hosts_file)
+        except PolicyError as error:
+            return str(error) if os.path.lexists(self.hosts_file) else None
+        return None
+
     def _stays(self, error: PolicyError) -> str:
         sentence = f"{error} The policy accepted before stays in force."
         self._pending(sentence)
@@ -264,7 +272,8 @@ def check_folder(folder: Path) -> None:
         found = folder.stat()
     except FileNotFoundError:
         raise LabError(
-            f"There is no lab at {folder}.", next_step="`overnight init` or a first run makes one; --lab names another."
+            f"There is no lab at {folder}.",
+            next_step="A first run or the control room makes one (`overnight run`, `overnight`); --lab names another.",
         ) from None
     except OSError as error:
         raise LabError(f"The lab {folder} cannot be opened: {error.strerror or error}.", next_step="Name another with --lab.") from error

@@ -152,7 +152,9 @@ def once_lines(lab: Lab, width: int | None = None) -> list[str]:
     """What `--once` prints; GPUs are set for a terminal of this width."""
     state = queries.lab_state(lab)
     live = {str(o["id"]): o for o in queries.run_objects(lab, queries.live_runs(lab))}
-    out = [f"Overnight  {lab.path}  {time.strftime('%Y-%m-%d %H:%M:%S')}", safe(queries.state_line(state), 1000), "", "GPUs"]
+    out = [f"Overnight  {lab.path}  {time.strftime('%Y-%m-%d %H:%M:%S')}", safe(queries.state_line(state), 1000)]
+    trouble = state.policy_pending or lab.hosts_trouble()
+    out += [*([f"! {safe(trouble, 600)}"] if trouble else []), "", "GPUs"]
     gpus: list[dict[str, str]] = []
     for gpu in queries.gpu_objects(lab) or unwatched(lab):
         run = live.get(str(gpu["run"]), {})

@@ -25,6 +25,13 @@ def test_the_table_holds_gpus_queue_and_leaderboard(tmp_path: Path, capsys: pyte
     assert "\x1b" not in out
 
 
+def test_a_hosts_file_that_cannot_be_used_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "hosts.toml").write_text("[policy\n")
+    assert app.run_once(tmp_path / "lab") == 2 and "is not valid TOML" in capsys.readouterr().err
+    assert app.run_once(tmp_path / "lab") == 0  # there is a lab by now
+    assert f"! {tmp_path}/hosts.toml is not valid TOML" in capsys.readouterr().out
+
+
 def test_a_dumb_terminal_gets_the_table(tmp_path: Path) -> None:
     lab = scenes.empty_lab(tmp_path)
     code = "import sys; from tui.app import run; sys.exit(run(sys.argv[1]))"
