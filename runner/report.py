@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner import board, report_types, sources
+from runner import board, report_kept, report_types, sources
 from runner.board import trust_word
 from runner.errors import BadValue, LabError
 from runner.lab import Lab
@@ -43,6 +43,7 @@ class Night:
     pace: float
     busy_s: float
     types: str = ""
+    kept: str = ""
 
     @property
     def slots(self) -> int:
@@ -88,7 +89,7 @@ def gather(lab: Lab) -> Night:
     pace = pace_of(runs)
     busy = busy_s(runs, end) / pace
     best, types = board.leaderboard(lab, limit=TOP), report_types.section(lab)
-    return Night(str(lab.path), runs, best, start, end, lanes_of(lab, runs), pace, busy, types)
+    return Night(str(lab.path), runs, best, start, end, lanes_of(lab, runs), pace, busy, types, report_kept.section(lab))
 
 
 def pace_of(runs: Iterable[Run]) -> float:
@@ -203,6 +204,7 @@ def markdown(night: Night) -> str:
         _head(night),
         "![progress](progress.svg)",
         _leaderboard(night.board),
+        night.kept,
         night.types,
         _phases(night),
         _time(night),

@@ -150,6 +150,20 @@ def test_a_refuted_claim_is_no_result(tmp_path: Path) -> None:
     assert "1 of 11 results were recomputed and agree" in text
 
 
+def test_what_was_kept_is_told_with_its_commit_at_whatever_budget(tmp_path: Path) -> None:
+    lab = scenes.empty_lab(tmp_path)
+    first, other = rows.ended(lab, 0.9, at=3000), rows.ended(lab, 0.8, at=2000, overrides={"LR": 2}, budget_s=60.0)
+    assert "## Kept" not in markdown(gather(lab))
+    for run_id in (first, other):
+        verbs.decide(lab, run_id, "keep", who="tui", why="wider <b>pays</b>", override=True)
+    assert "None is a commit" in markdown(gather(lab))
+    lab.store.set_setting("lineage", {other: "0123456789abcdef"})
+    text = markdown(gather(lab))
+    assert "commits of branch `overnight/night`" in text
+    assert f"| {other} | 0.800000 | 60 s | wider &lt;b&gt;pays&lt;/b&gt; | tui | 0123456789ab |" in text
+    assert f"| {first} | 0.900000 |" in text and "| tui | - |" in text
+
+
 def test_files_are_written_and_pictures_are_xml(tmp_path: Path) -> None:
     lab = scenes.hostile(tmp_path / "x")
     path = write_report(lab, tmp_path / "out")
