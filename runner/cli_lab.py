@@ -132,14 +132,17 @@ def queue_resume(context: typer.Context, why: Why = None) -> None:
 def agent_pause(context: typer.Context, name: Annotated[str, typer.Argument(metavar="AGENT")]) -> None:
     """Start none of this agent's runs; what it submits waits in the queue."""
     lab = lab_of(context)
-    verbs.pause_agent(lab, name, True, who=WHO)
+    name = verbs.pause_agent(lab, name, True, who=WHO)
     say(f"Runs of {name} wait in the queue until `overnight agents resume {name}`; those that run go on.")
+    known = [str(row[0]) for row in lab.store.tally("DISTINCT agent", "agent IS NOT NULL ORDER BY agent")]
+    if name not in known:
+        say(f"Nothing was submitted by {name} yet{'; so far: ' + ', '.join(known) if known else ''}.")
 
 
 def agent_resume(context: typer.Context, name: Annotated[str, typer.Argument(metavar="AGENT")]) -> None:
     """Start this agent's runs again."""
     lab = lab_of(context)
-    verbs.pause_agent(lab, name, False, who=WHO)
+    name = verbs.pause_agent(lab, name, False, who=WHO)
     say(f"Runs of {name} start again.")
 
 

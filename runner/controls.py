@@ -61,15 +61,17 @@ def pause_queue(lab: Lab, on: bool, *, who: str, why: str | None = None) -> None
     _setting(lab, "queue_paused", on, who, "pause_queue" if on else "resume_queue", "queue", why)
 
 
-def pause_agent(lab: Lab, name: str, on: bool, *, who: str, why: str | None = None) -> None:
-    """Start none of one agent's runs, or go on. `claude` also names mcp:claude once it has called. Raised: BadValue."""
+def pause_agent(lab: Lab, name: str, on: bool, *, who: str, why: str | None = None) -> str:
+    """Start none of one agent's runs, or go on; agents are called mcp:NAME, and NAME alone means that, too. Raised: BadValue."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,79}", name):
         raise BadValue(f"{one_line(repr(name), 60)} is no agent's name.", next_step="`overnight runs --json` shows them: mcp:claude.")
-    if lab.store.count_runs("agent = ?", (f"mcp:{name}",)):
+    asked_for = name
+    if not (name.startswith("mcp:") or name in ("cli", "tui") or lab.store.count_runs("agent = ?", (name,))):
         name = f"mcp:{name}"
     paused = set(lab.store.setting("paused_agents", []))
-    paused = paused | {name} if on else paused - {name}
+    paused = paused | {name} if on else paused - {name, asked_for}
     _setting(lab, "paused_agents", sorted(paused), who, "pause_agent" if on else "resume_agent", name, why)
+    return name
 
 
 def pause_host(lab: Lab, name: str, on: bool, *, who: str, why: str | None = None) -> None:

@@ -37,6 +37,13 @@ def test_the_time_budget_is_no_constant_to_vary(tmp_path: Path, capsys: pytest.C
     lab.close()
 
 
+def test_pausing_an_agent_that_never_called_names_those_that_did(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    verbs.submit(lab, Submission(), who="mcp:claude-code")
+    said = overnight(capsys, "--lab", lab.path, "agents", "pause", "claude").out
+    assert "Nothing was submitted by mcp:claude yet; so far: mcp:claude-code." in said
+    assert "yet" not in overnight(capsys, "--lab", lab.path, "agents", "pause", "claude-code").out
+
+
 def test_a_night_that_is_over_names_the_command_that_begins_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lab = make_lab(tmp_path, policy="max_wall_hours = 1")
     lab.store.set_setting("night_started_at", time.time() - 7200)

@@ -158,6 +158,16 @@ def test_limits_are_enforced_in_words(tmp_path: Path) -> None:
     lab.close()
 
 
+def test_an_agent_is_paused_by_its_short_name_also_before_it_calls(lab: Lab) -> None:
+    assert verbs.pause_agent(lab, "claude", True, who="cli") == "mcp:claude"
+    run_id = verbs.submit(lab, Submission(), who="mcp:claude").run_ids[0]
+    run = lab.store.run(run_id)
+    assert run is not None and "paused" in str(queries.why_waiting(lab, run))
+    verbs.pause_agent(lab, "claude", False, who="cli")
+    assert queries.lab_state(lab).paused_agents == []
+    assert verbs.pause_agent(lab, "cli", True, who="tui") == "cli"
+
+
 def test_approval_is_asked_of_agents_only_and_given_by_humans_only(lab: Lab) -> None:
     verbs.set_approval(lab, "ask", who="tui")
     mine, theirs = submit(lab), submit(lab, who="mcp:a", overrides={"DEPTH": 2})
