@@ -199,7 +199,7 @@ def lay_out_data(python: str, shards: Path, keep: Path) -> tuple[dict[str, str],
         if done.returncode:
             last = (done.stderr or done.stdout).strip().splitlines()
             raise EngineError(f"Preparing the data failed: {last[-1] if last else command[0]}", next_step="Mend that and run it again.")
-    return ours, {"HOME": str(home)}, common
+    return ours, {**ours, "HOME": str(home)}, common  # a fork of ours reads the same text as upstream does
 
 
 def bench(
@@ -219,6 +219,7 @@ def bench(
             raise BadValue(f"A budget of {budget_s:g} s cannot be.", next_step="--budget takes seconds above 0.")
     for folder in (OURS, against):  # before ours has trained for minutes
         _is_trainer(folder)
+    keep = keep.resolve()  # the programs that fill it stand elsewhere
     ours_env, theirs_env, common = lay_out_data(python, shards, keep)
     name, peak = gpu_name(), None
     if name:
