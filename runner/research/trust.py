@@ -55,10 +55,20 @@ def impossible(lab: Lab, run: Run) -> str | None:
     if run.wall_s is None:
         return None
     if run.training_s is not None and run.training_s > run.wall_s * 1.05 + 2:
-        return f"it claims {run.training_s:.1f} s of training and ran for {run.wall_s:.1f} s"
+        return f"it claims {run.training_s:.1f} s of training and ran for {run.wall_s:.1f} s{_slept(run)}"
     if lab.policy().trainer.budget is not None and run.wall_s < SHORT_SHARE * run.budget_s:
         return f"it ran for {run.wall_s:.1f} s of a budget of {run.budget_s:g} s"
     return None
+
+
+def _slept(run: Run) -> str:
+    """Words where the host's own clock agrees with the run: a script's clock goes on while the machine is suspended, ours does not."""
+    if run.started_at is None or run.ended_at is None or run.wall_s is None or run.training_s is None:
+        return ""
+    clock_s = run.ended_at - run.started_at
+    if run.training_s > clock_s * 1.05 + 2:
+        return ""
+    return f": its machine slept, or its clock was set, for {clock_s - run.wall_s:.0f} s meanwhile; run it again"
 
 
 def overtime(lab: Lab, run: Run) -> str | None:
@@ -85,7 +95,8 @@ def overtime(lab: Lab, run: Run) -> str | None:
     usual = statistics.median(others)
     if own <= 2 * usual + EVALUATION_S + (OVER_SHARE - 1) * run.budget_s:
         return None
-    return f"it took {own:.0f} s beyond the training it counts; the runs of its class take {usual:.0f} s: its clock may have been slowed"
+    told = f"it took {own:.0f} s beyond the training it counts; the runs of its class take {usual:.0f} s"
+    return f"{told}: its clock may have been slowed, or others had the machine; run it again"
 
 
 def _uncounted_s(first_step_at: float | None, ended_at: float | None, training_s: float | None) -> float | None:

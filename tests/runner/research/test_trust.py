@@ -76,6 +76,13 @@ def test_a_script_without_a_budget_is_not_held_for_ending_early(lab: Lab) -> Non
     assert "ran for 1.0 s" in str(ended(lab, 2, 1.0, wall_s=1.0, training_s=20.0).trust_why)  # its own word against our clock
 
 
+def test_a_machine_that_slept_is_named_where_its_clock_agrees_with_the_claim(lab: Lab) -> None:
+    slept = ended(lab, 1, 1.0, training_s=30.0, wall_s=20.0, started_at=1000.0, ended_at=1031.0)
+    assert str(slept.trust_why).endswith("its machine slept, or its clock was set, for 11 s meanwhile; run it again")
+    lied = ended(lab, 2, 1.0, training_s=300.0, wall_s=20.0, started_at=1000.0, ended_at=1031.0)
+    assert "slept" not in str(lied.trust_why) and "claims 300.0 s" in str(lied.trust_why)
+
+
 @pytest.mark.parametrize("val", [-1.0, 0.0])
 def test_no_text_takes_no_bits(lab: Lab, val: float) -> None:
     run = ended(lab, 1, val, loss=None)
@@ -135,6 +142,7 @@ def test_more_training_than_the_budget_is_held_by_its_own_word_and_by_our_clock(
     assert one_endless_step.trust_why == "held: it trained for 200.0 s, of a budget of 20 s"
     our_clock = ended(lab, 8, 0.99, training_s=20.1, wall_s=68.0, ended_at=now + 66.0, **clocks)  # three times the budget, clock slowed
     assert "took 46 s beyond the training it counts; the runs of its class take 5 s" in str(our_clock.trust_why)
+    assert "or others had the machine; run it again" in str(our_clock.trust_why)
     slow_evaluation = ended(lab, 9, 0.99, training_s=20.1, wall_s=45.0, ended_at=now + 20.1 + 18.0, **clocks)
     assert slow_evaluation.trust_why is None
     long_steps = ended(lab, 10, 0.99, training_s=37.0, wall_s=45.0, ended_at=now + 42.0, first_step_at=now, dt_ms=9000.0)
