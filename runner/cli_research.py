@@ -45,7 +45,7 @@ def analyze(
         return
     noise_from = {"class": "repeats of the class", "repeats": "its own repeats", "residual": "what the effects leave"}.get(found.sd_from)
     said = f"; noise {six(found.sd)} from {noise_from}" if noise_from else ""
-    say(f"{wave}: {found.completed} of {found.runs} runs completed, mean {bpb(found.mean)}{said}.")
+    say(f"{wave}: {found.completed} of {found.runs} runs have a result that counts, mean {bpb(found.mean)}{said}.")
     if found.factors:
         rows = [
             (f.factor, *(("-", "-") if f.gain is None else (level(f.best), level(f.worst))), six(f.gain), six(f.se), f.badge)

@@ -66,7 +66,7 @@ def test_a_wave_says_its_factors_and_the_cell_that_never_ran(lab: Lab, capsys: p
     assert (told["runs"], told["completed"]) == (8, 6)
     assert told["predicted_best"]["cell"] == {"DEPTH": 4, "MATRIX_LR": 0.02} and told["predicted_best"]["ran"] is False
     said = overnight(capsys, "--lab", lab.path, "analyze", wave.wave_id).out
-    assert "6 of 8 runs completed" in said
+    assert "6 of 8 runs have a result that counts" in said
     assert "MATRIX_LR" in said and "clear" in said
     assert "Best predicted: DEPTH 4, MATRIX_LR 0.02" in said and "(never ran)" in said
     assert overnight(capsys, "--lab", lab.path, "analyze", "w9").code == 2

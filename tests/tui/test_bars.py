@@ -60,6 +60,15 @@ def test_idle_gpus_name_the_agents_last_call(tmp_path: Path) -> None:
     assert any("2 GPUs idle, the longest for 2m: the queue is empty; the agent's last call was 16m ago" in t for t in texts)
 
 
+@pytest.mark.parametrize(("left", "says"), [(1, "while 1 run waits: its GPU type"), (3, "while 3 runs wait: their GPU type")])
+def test_idle_gpus_beside_a_queue_are_counted_in_grammar(tmp_path: Path, left: int, says: str) -> None:
+    lab = scenes.busy(tmp_path)
+    with lab.store.transaction():
+        for run in lab.store.runs("phase = 'queued'")[left:]:
+            lab.store.update_run(run.id, phase="ended", outcome="cancelled", ended_at=NOW)
+    assert any(says in t for _, t in alerts(snapshot_of(lab), NOW))
+
+
 def test_a_dead_daemon_is_said(tmp_path: Path) -> None:
     lab = scenes.busy(tmp_path)
     rows.kill_daemon(lab)

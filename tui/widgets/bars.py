@@ -158,7 +158,8 @@ def _idle(snapshot: Snapshot, state: LabState) -> list[Alert]:
     if longest < 20:
         return []
     if state.queued:
-        return [("warn", f"{what}, while {plural(state.queued, 'run')} wait: their GPU type or host does not fit, or a host is paused.")]
+        wait = "waits: its" if state.queued == 1 else "wait: their"
+        return [("warn", f"{what}, while {plural(state.queued, 'run')} {wait} GPU type or host does not fit, or a host is paused.")]
     if state.last_agent_call_s is not None:
         return [
             (
