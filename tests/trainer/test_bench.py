@@ -115,7 +115,7 @@ def test_both_sides_are_scored_by_the_same_code_on_the_same_rows(shards: Path, t
 def test_a_fork_of_ours_reads_the_same_text(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(bench_trainer.OURS, "fork", ignore=shutil.ignore_patterns("__pycache__"))
-    rows = bench_trainer.bench(Path("fork"), shards, [0.5], 1, Path("kept"))
+    rows = bench_trainer.bench(Path("fork"), shards, [1.0], 1, Path("kept"))
     assert [(row.side, row.exit_code) for row in rows] == [("ours", 0), ("theirs", 0)], [row.last_words for row in rows]
     starts = [json.loads(path.read_text().splitlines()[0]) for path in Path("kept").glob("*/events.jsonl")]
     assert len(starts) == 2 and starts[0]["data"] == starts[1]["data"]
