@@ -13,10 +13,10 @@ import typer
 
 from runner import daemonctl, queries, verbs
 from runner.cli_io import WHO, JsonFlag, emit, lab_of, say, say_unwatched, table, wait_for_answer
-from runner.cli_runs import Ids, Why, show_done
+from runner.cli_runs import IdsOrWaves, Why, show_done
 from runner.errors import RequestError, UnknownName
 from runner.lab import Lab
-from runner.text import ago, one_line
+from runner.text import ago, one_line, plural
 
 HostName = Annotated[str, typer.Argument(metavar="HOST", help="A host of hosts.toml.")]
 
@@ -93,7 +93,9 @@ def print_status(lab: Lab, *, json: bool) -> bool:
         emit(lab, found)
     elif pid is None:
         unwatched = f" and {state.running} run on unwatched" if state.running else ""
-        say(f"No daemon runs for {lab.path}; {state.queued} runs wait{unwatched}. `overnight daemon start` starts it.")
+        say(
+            f"No daemon runs for {lab.path}; {plural(state.queued, 'run')} {'waits' if state.queued == 1 else 'wait'}{unwatched}. `overnight daemon start` starts it."
+        )
     elif row is None:
         say(f"The daemon (pid {pid or 'not said'}) holds {lab.path}/runner.lock and has written nothing to the lab yet.")
     else:
@@ -157,10 +159,12 @@ def approval(
     if json:
         emit(lab, {"approval": state.approval, "proposed": state.proposed})
     else:
-        say(f"approval: {state.approval}; {state.proposed} runs wait for `overnight approve`.")
+        say(
+            f"approval: {state.approval}; {plural(state.proposed, 'run')} {'waits' if state.proposed == 1 else 'wait'} for `overnight approve`."
+        )
 
 
-def approve(context: typer.Context, ids: Ids, why: Why = None, json: JsonFlag = False) -> None:
+def approve(context: typer.Context, ids: IdsOrWaves, why: Why = None, json: JsonFlag = False) -> None:
     """Let proposed runs go into the queue."""
     lab = lab_of(context)
     verbs.approve(lab, ids, who=WHO, why=why)
@@ -169,7 +173,7 @@ def approve(context: typer.Context, ids: Ids, why: Why = None, json: JsonFlag = 
 
 def decline(
     context: typer.Context,
-    ids: Ids,
+    ids: IdsOrWaves,
     why: Annotated[str, typer.Option("--why", "-m", help="The reason; the agent reads it.")] = "",
     json: JsonFlag = False,
 ) -> None:

@@ -37,6 +37,7 @@ from runner.research.lineage import left
 from runner.submitting import known_run
 
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Run ids, e.g. r0042.")]
+IdsOrWaves = Annotated[list[str], typer.Argument(metavar="ID...", help="Run ids, e.g. r0042, or waves, e.g. w3: all runs of it.")]
 Why = Annotated[str | None, typer.Option("--why", "-m", help="The reason; it stands in the audit trail.")]
 Set = Annotated[
     list[str] | None,
@@ -241,7 +242,7 @@ def wait_for_end(lab: Lab, run_ids: list[str]) -> list[Run]:
 
 def cancel(
     context: typer.Context,
-    ids: Ids,
+    ids: IdsOrWaves,
     why: Why = None,
     force: Annotated[bool, typer.Option("--force", help="Kill at once, without the grace period.")] = False,
     json: JsonFlag = False,

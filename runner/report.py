@@ -19,7 +19,7 @@ from runner.lab import Lab
 from runner.plot import Bar, Dot, progress_svg, slots_svg
 from runner.records import GpuState, Json, Outcome, Phase, Run, Trust, Verdict
 from runner.research.classes import gpu_of
-from runner.text import ago, bpb, markdown_cell, one_line, percent, signed
+from runner.text import ago, bpb, markdown_cell, one_line, percent, plural, signed
 
 TOP = 15
 PHASES = 12  # rows of the table of phases
@@ -224,10 +224,10 @@ def _head(night: Night) -> str:
         "# The night",
         "",
         f"Lab `{one_line(night.lab, 200)}`, {_when(night.start)} to {_when(night.end)} "
-        f"({ago(night.end - night.start)}), {_count(night.slots, 'slot')}."
+        f"({ago(night.end - night.start)}), {plural(night.slots, 'slot')}."
         + ("" if night.pace == 1 else f" The GPUs are simulated: durations below are of their clock, {1 / night.pace:.0f} times as fast."),
         "",
-        f"**{_count(len(night.runs), 'run')}** started, {_count(len(ended), 'run')} ended"
+        f"**{plural(len(night.runs), 'run')}** started, {plural(len(ended), 'run')} ended"
         + (": " + ", ".join(f"{n} {o}" for o, n in sorted(counts.items(), key=lambda c: -c[1])) if counts else "")
         + ".",
     ]
@@ -356,7 +356,7 @@ def _time(night: Night) -> str:
     busy, training = percent(100 * night.busy_s / night.slot_s), percent(100 * night.training_s / night.slot_s)
     head = (
         f"Busy share **{busy}**, training share **{training}** of {night.slot_s / size:.2f} slot {unit} "
-        f"({_count(night.slots, 'slot')} for {ago(night.long_s)})."
+        f"({plural(night.slots, 'slot')} for {ago(night.long_s)})."
     )
     return f"## Where the GPU time went\n\n{head}\n\n" + _table(["what", f"slot {unit}", "share"], rows)
 
@@ -392,7 +392,3 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _when(at: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))
-
-
-def _count(n: int, word: str) -> str:
-    return f"{n} {word}" if n == 1 else f"{n} {word}s"

@@ -23,7 +23,7 @@ from runner.records import Json, Outcome, Phase, Purpose, Run, Submission, WaveR
 from runner.research import statics
 from runner.scheduler import matches_type
 from runner.script import Script, read_script
-from runner.text import one_line
+from runner.text import one_line, plural
 from runner.textfile import read_text
 
 MAX_SOURCE_BYTES = 2 << 20
@@ -248,7 +248,7 @@ def check_limits(lab: Lab, agent: str, new_runs: int, budget_s: float) -> None:
     hours = used_s / 3600
     if limits.max_gpu_hours is not None and hours + new_runs * budget_s / 3600 > limits.max_gpu_hours:
         raise Refused(
-            f"{new_runs} runs of {budget_s:g} s would pass max_gpu_hours = {limits.max_gpu_hours:g}: {hours:.2f} used or promised.",
+            f"{plural(new_runs, 'run')} of {budget_s:g} s would pass max_gpu_hours = {limits.max_gpu_hours:g}: {hours:.2f} used or promised.",
             next_step=f"Submit less, or ask the human to raise max_gpu_hours {where}.",
         )
     started = store.setting("night_started_at")

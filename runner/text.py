@@ -46,6 +46,11 @@ def finite(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
+def plural(count: int, word: str) -> str:
+    """`1 run`, `3 runs`."""
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
 def bpb(value: float | None) -> str:
     """val_bpb as upstream prints it, six decimals; an absurd claim keeps to the width of a column."""
     if value is None:

@@ -27,6 +27,7 @@ from textual.scrollbar import ScrollBar
 
 from runner import verbs
 from runner.lab import Lab
+from runner.text import plural
 
 from .asking import WHO, Asked, Asking
 from .commands import BindingCommands
@@ -44,7 +45,6 @@ from .terminal import Terminal
 from .themes import THEMES
 from .widgets.dialogs import Confirm, Field, Form, KeysPage, inside
 from .widgets.table import Table
-from .words import plural
 
 MESSAGE_S = 8.0
 TICK_S = 2.0

@@ -21,11 +21,12 @@ from runner import sources, verbs
 from runner.errors import BadValue
 from runner.lab import Lab
 from runner.records import Run, Submission, Submitted
+from runner.text import plural
 
 from .asking import WHO, labelled
 from .lines import safe
 from .widgets.dialogs import Confirm, Field, Form
-from .words import number, plural
+from .words import number
 
 if TYPE_CHECKING:
     from .app import ControlRoom

@@ -7,10 +7,11 @@ from typing import Any
 
 from runner import states
 from runner.records import Event, Flag
+from runner.text import plural
 
 from .lines import Span, safe
 from .widgets.table import Column, Row
-from .words import TRUST, VERDICTS, age, number, plural, run_state, short_gpu, value_text
+from .words import TRUST, VERDICTS, age, number, run_state, short_gpu, value_text
 
 BADGES = {"clear": ("clear", "good"), "within noise": ("noise", "warn"), "unknown": ("?", "muted"), "baseline": ("base", "accent")}
 

@@ -12,9 +12,10 @@ from runner.records import Json
 from runner.research.classes import gpu_of
 from runner.research.effects import Analysis, FactorSummary, key, told_once
 from runner.research.waves import HeatMap, analyse_wave, heat_map
+from runner.text import plural
 
 from .lines import Line, Span, cells, crop, fit, safe, wrap_words
-from .words import age, number, plural, value_text
+from .words import age, number, value_text
 
 SHADES = " ░▒▓█"
 CELL = 9

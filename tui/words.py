@@ -132,11 +132,6 @@ def state_word(run: Mapping[str, Any]) -> str:
     return STAGES.get(word, "") or safe(word, 12)
 
 
-def plural(count: int, word: str) -> str:
-    """`1 run`, `3 runs`."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
-
-
 def value_text(value: Any) -> str:
     """A constant as a person writes it: powers of two as such when they are large."""
     if isinstance(value, bool) or value is None:

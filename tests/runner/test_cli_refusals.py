@@ -15,7 +15,7 @@ from runner import cli_io, verbs
 from runner.errors import PolicyError
 from runner.lab import Lab
 from runner.policy import load_policy
-from runner.records import Submission
+from runner.records import Submission, WaveRequest
 from tests.runner.commands import overnight, program
 from tests.runner.labs import SCRIPT, finish, make_lab
 
@@ -42,6 +42,19 @@ def test_pausing_an_agent_that_never_called_names_those_that_did(lab: Lab, capsy
     said = overnight(capsys, "--lab", lab.path, "agents", "pause", "claude").out
     assert "Nothing was submitted by mcp:claude yet; so far: mcp:claude-code." in said
     assert "yet" not in overnight(capsys, "--lab", lab.path, "agents", "pause", "claude-code").out
+
+
+def test_one_proposal_waits_and_a_wave_is_approved_by_its_id(lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    verbs.set_approval(lab, "ask", who="tui")
+    verbs.submit_wave(lab, WaveRequest(factors={"DEPTH": [4, 5]}), who="mcp:bot")
+    verbs.submit(lab, Submission(overrides={"DEPTH": 6}), who="mcp:bot")
+    at = ("--lab", lab.path)
+    assert "3 runs wait for" in overnight(capsys, *at, "approval").out
+    for command in ("approve", "decline", "cancel"):
+        assert "or waves, e.g. w3" in " ".join(overnight(capsys, command, "--help").out.split())
+    assert overnight(capsys, *at, "approve", "w1").code == 0
+    assert "1 run waits for" in overnight(capsys, *at, "approval").out
+    assert "2 runs wait." in overnight(capsys, *at, "daemon", "status").out
 
 
 def test_a_night_that_is_over_names_the_command_that_begins_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

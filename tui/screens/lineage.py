@@ -11,6 +11,7 @@ from textual.widget import Widget
 
 from runner import board
 from runner.lab import Lab
+from runner.text import plural
 
 from ..chart import Series, draw
 from ..deeds import RUN_BINDINGS
@@ -18,7 +19,7 @@ from ..lines import Line, Span, safe
 from ..snapshot import Failed, Snapshot
 from ..widgets.table import Column, Row, Table
 from ..widgets.view import Lines
-from ..words import age, number, plural
+from ..words import age, number
 from .page import PAGE_KEYS, Page
 
 COLUMNS = "id, ended_at, val_bpb, verdict, parent, hypothesis, trust, verified_bpb, purpose, verdict_why"

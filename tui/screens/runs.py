@@ -13,6 +13,7 @@ from textual.widget import Widget
 from runner import queries
 from runner.lab import Lab
 from runner.records import Json
+from runner.text import plural
 
 from .. import filters
 from ..deeds import RUN_BINDINGS
@@ -21,7 +22,6 @@ from ..snapshot import Failed, Snapshot
 from ..tables import RUNS, what
 from ..widgets.table import Table
 from ..widgets.view import Lines
-from ..words import plural
 from .page import PAGE_KEYS, Page
 
 SHOWN = 500  # rows read at once; a filter looks through all runs for as many

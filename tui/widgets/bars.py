@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 from runner.queries import LabState
 from runner.records import Flag
+from runner.text import plural
 
 from ..gpuwords import label
 from ..lines import Line, Span, safe
 from ..snapshot import Snapshot
-from ..words import age, number, plural
+from ..words import age, number
 
 STALE_S = 5.0
 LATELY, LATELY_S = 10, 3600.0  # as many ends, and as old, as tell how runs fare now
