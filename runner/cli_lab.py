@@ -93,9 +93,7 @@ def print_status(lab: Lab, *, json: bool) -> bool:
         emit(lab, found)
     elif pid is None:
         unwatched = f" and {state.running} run on unwatched" if state.running else ""
-        say(
-            f"No daemon runs for {lab.path}; {plural(state.queued, 'run')} {'waits' if state.queued == 1 else 'wait'}{unwatched}. `overnight daemon start` starts it."
-        )
+        say(f"No daemon runs for {lab.path}; {_wait(state.queued)}{unwatched}. `overnight daemon start` starts it.")
     elif row is None:
         say(f"The daemon (pid {pid or 'not said'}) holds {lab.path}/runner.lock and has written nothing to the lab yet.")
     else:
@@ -159,9 +157,11 @@ def approval(
     if json:
         emit(lab, {"approval": state.approval, "proposed": state.proposed})
     else:
-        say(
-            f"approval: {state.approval}; {plural(state.proposed, 'run')} {'waits' if state.proposed == 1 else 'wait'} for `overnight approve`."
-        )
+        say(f"approval: {state.approval}; {_wait(state.proposed)} for `overnight approve`.")
+
+
+def _wait(count: int) -> str:
+    return f"{plural(count, 'run')} {'waits' if count == 1 else 'wait'}"
 
 
 def approve(context: typer.Context, ids: IdsOrWaves, why: Why = None, json: JsonFlag = False) -> None:

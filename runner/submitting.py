@@ -248,7 +248,8 @@ def check_limits(lab: Lab, agent: str, new_runs: int, budget_s: float) -> None:
     hours = used_s / 3600
     if limits.max_gpu_hours is not None and hours + new_runs * budget_s / 3600 > limits.max_gpu_hours:
         raise Refused(
-            f"{plural(new_runs, 'run')} of {budget_s:g} s would pass max_gpu_hours = {limits.max_gpu_hours:g}: {hours:.2f} used or promised.",
+            f"{plural(new_runs, 'run')} of {budget_s:g} s would pass max_gpu_hours = {limits.max_gpu_hours:g}: "
+            f"{hours:.2f} used or promised.",
             next_step=f"Submit less, or ask the human to raise max_gpu_hours {where}.",
         )
     started = store.setting("night_started_at")
