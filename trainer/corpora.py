@@ -63,7 +63,8 @@ class Corpus:
         if len(documents) < VALIDATION_EVERY:
             raise DataError(
                 f"{self.root} holds {len(documents)} usable documents{f' (left out: {left_out})' if left_out else ''}; "
-                f"at least {VALIDATION_EVERY} are needed to split off validation"
+                f"at least {VALIDATION_EVERY} are needed to split off validation: a text file is one document, "
+                "so split a long one into a folder of its own, or name a folder with more text"
             )
         if left_out:
             say(f"{self.root}: left out {left_out}")

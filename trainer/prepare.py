@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import sys
 import time
@@ -33,6 +34,7 @@ from corpora import HERE, Corpus, DataError, find_corpus, text_hash
 TIME_BUDGET = 300  # seconds of training; the control room writes each run's budget here
 EVALUATOR = "bytes-1"  # changes whenever the same model would score differently: results are compared only inside one version
 FORMAT = 1  # of the files in the data folder
+STAGING = re.compile(r"\..+-[0-9a-f]{12}-[0-9a-f]{8}\.\d+", re.DOTALL)  # a data folder that is being prepared
 META_KEYS = frozenset({"data_id", "vocab_size", "bos", "seq_len", "train_text_tokens", "sizes", "tokenizer_sha256"})  # of meta.json
 
 BOS = "<|bos|>"  # begins every document and every row
@@ -138,12 +140,22 @@ class Dataset:
 # --- finding and preparing --------------------------------------------------------------------------------------------
 
 
-def data_root(corpus: Corpus) -> Path:
+def data_root(corpus: Corpus | None) -> Path:
     """OVERNIGHT_DATA, else `.data/` beside the real corpus folder (a run's `corpus` or the file in it may be a link there)."""
     if named := os.environ.get("OVERNIGHT_DATA"):
         return Path(named).expanduser()
+    if corpus is None:
+        return HERE / ".data"
     real = corpus.files[0].resolve().parent
     return (real.parent if corpus.kind == "embedded" and real.name == "corpus" else HERE) / ".data"
+
+
+def _shards_root() -> Path:
+    """Where shards are fetched to: the text that OVERNIGHT_CORPUS names need not be there yet, or be whole."""
+    try:
+        return data_root(find_corpus())
+    except DataError:
+        return data_root(None)
 
 
 def load_dataset(where: str | None = None, say: Callable[[str], None] = lambda text: None) -> Dataset:
@@ -217,8 +229,9 @@ def _prepare(corpus: Corpus, root: Path, say: Callable[[str], None]) -> Path:
     tokenizer_hash = hashlib.sha256(json.dumps(tokenizer).encode()).hexdigest()
     data_id = f"{corpus.name}-{corpus_hash[:12]}-{tokenizer_hash[:8]}"
     folder = root / data_id
+    for left in (path for path in root.iterdir() if STAGING.fullmatch(path.name)):
+        shutil.rmtree(left, ignore_errors=True)  # of a process that was killed: we hold the lock, so nobody works in it
     staging = root / f".{data_id}.{os.getpid()}"
-    shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
         _write(staging / "tokenizer.json", json.dumps(tokenizer).encode())
@@ -395,6 +408,9 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _save(folder: Path, name: str, array: np.ndarray) -> None:
+    """Write an array whole or not at all; called under the lock, so what lies there half written is of a process that was killed."""
+    for left in folder.glob(f".{name}.*.npy"):
+        left.unlink(missing_ok=True)
     staging = folder / f".{name}.{os.getpid()}.npy"
     np.save(staging, array, allow_pickle=False)
     os.replace(staging, folder / f"{name}.npy")
@@ -417,7 +433,7 @@ def main() -> int:
         if arguments.shards is not None:
             from download import fetch_shards
 
-            folder = str(fetch_shards(data_root(find_corpus()) / "climbmix", arguments.shards)[0].parent)
+            folder = str(fetch_shards(_shards_root() / "climbmix", arguments.shards)[0].parent)
         dataset = load_dataset(folder, say=print)
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)

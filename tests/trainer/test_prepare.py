@@ -238,3 +238,37 @@ def test_rows_that_cannot_be_kept_serve_the_run(prepare, folder: Folder, small_c
     assert np.array_equal(data.train_rows(48), kept)
     monkeypatch.setattr(prepare, "_locked", full)
     assert np.array_equal(data.train_rows(48), kept)
+
+
+def test_what_a_killed_prepare_left_goes_with_the_next(
+    prepare, small_corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"  # where nothing was prepared before
+    left, rows = data / ".old-0123456789ab-01234567.4194305", ".rows-64.4194305.npy"
+    (left / "inner").mkdir(parents=True)
+    foreign = data / ".git.1"  # a data folder is the user's: only what has our name goes
+    foreign.mkdir()
+    monkeypatch.setenv("OVERNIGHT_DATA", str(data))
+    dataset = prepare.load_dataset(str(small_corpus))
+    assert not left.exists() and foreign.exists()
+    (dataset.folder / rows).write_bytes(b"half")
+    dataset.train_rows(64)
+    assert not (dataset.folder / rows).exists() and (dataset.folder / "rows-64.npy").exists()
+
+
+def test_one_long_document_says_what_to_do(folder: Folder, tmp_path: Path) -> None:
+    play = tmp_path / "play"
+    play.mkdir()
+    (play / "input.txt").write_text("a line of a play\n" * 1000)
+    refused = folder.run("prepare.py", "--from-folder", str(play))
+    assert refused.returncode == 1 and "split a long one" in refused.stderr and refused.stderr.count("\n") == 1, refused.stderr
+
+
+@pytest.mark.parametrize("shards", [None, 1])
+def test_shards_are_fetched_where_the_corpus_is_not_there_yet(folder: Folder, tmp_path: Path, shards: int | None) -> None:
+    place = tmp_path / "climbmix"
+    if shards:  # one alone is refused with the words "prepare.py --shards 2": that command has to work
+        place.mkdir()
+        (place / "shard_00000.parquet").write_bytes(b"PAR1")
+    tried = folder.run("prepare.py", "--shards", "9999", OVERNIGHT_CORPUS=str(place))
+    assert tried.returncode == 1 and "--shards 9999: there are" in tried.stderr, tried.stderr
