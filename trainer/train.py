@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import os
 import time
 from collections import deque
@@ -479,9 +480,10 @@ class Training:
                 self.report.stage("training")
 
     def _identity(self) -> dict[str, Any]:
-        """What must be equal for a saved state to go on from."""
-        identity = {"total_batch": self.plan.total_batch, "data": self.data.data_id, "seed": SEED, "optimizer": OPTIMIZER}
-        return {**identity, "config": asdict(self.model.config)}
+        """What must be equal for a saved state to go on from: an edited script is another experiment, whatever the edit."""
+        with open(__file__, "rb") as file:
+            script = hashlib.sha256(file.read()).hexdigest()
+        return {"script": script, "total_batch": self.plan.total_batch, "data": self.data.data_id, "config": asdict(self.model.config)}
 
     def _save(self) -> None:
         while self.queued:

@@ -161,9 +161,10 @@ def test_an_interrupted_run_goes_on_from_its_state(folder: Folder) -> None:
     after = [event for event in folder.events()[starts[1] :] if event["event"] == "step"]
     assert step > 0 and after[0]["step"] == step and after[0]["share"] > 0
     assert folder.events("summary")[0]["num_steps"] > step
-    folder.constants(SEED="43")  # another experiment in the same folder does not take that state up
-    assert folder.run("train.py").returncode == 0
-    assert "is of another experiment" in folder.events("note")[-1]["text"]
+    for constant, value in (("SEED", "43"), ("MATRIX_LR", "0.03")):  # another experiment in the same folder does not take that state up
+        folder.constants(**{constant: value})
+        assert folder.run("train.py").returncode == 0
+        assert "is of another experiment" in folder.events("note")[-1]["text"]
 
 
 # b"": what a power failure leaves of a file that was not synced

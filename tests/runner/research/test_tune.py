@@ -224,7 +224,7 @@ def test_where_nothing_can_be_measured_it_says_so_and_goes_on(tmp_path: Path) ->
         ("cpu", "", "has no GPU", {"uuid": "CPU:here", "name": "a CPU"}),
         ("fake", '[[host]]\nname = "sim"\nkind = "fake"\ntypes = {H100 = 1}\n', "simulated", {"name": "H100"}),
         ("known", "", "was measured before: NVIDIA H200: 790 TFLOP/s", {"found": WHOLE}),
-        ("limit", "", "not measured first: 1 runs of", {}),
+        ("limit", "", "not measured first: 1 run of", {}),
     ]
     for name, hosts, words, card in cases:
         limit = "max_gpu_hours = 0.1" if name == "limit" else ""
