@@ -408,6 +408,7 @@ class Training:
         name = facts(plan.device)["gpu_name"]
         self.peak = peak_flops(name) if name else None
         self.saved_at = 0.0
+        self.identity = self._identity()  # now: the file may be edited while it runs
 
     def run(self) -> None:
         """Train until the budget is spent."""
@@ -489,13 +490,13 @@ class Training:
         while self.queued:
             self._report_step()
         clock = {"steps": self.clock.steps, "trained_s": self.clock.trained_s, "smooth": self.smooth}
-        state = {"identity": self._identity(), "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "clock": clock}
+        state = {"identity": self.identity, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "clock": clock}
         save(state, STATE_FILE, self.report, "if this run is interrupted it starts from the beginning")
         self.saved_at = self.clock.trained_s
         self.clock.restart()  # writing is not training
 
     def _resume(self) -> None:
-        state = load(STATE_FILE, self._identity(), self.plan.device, self.report)
+        state = load(STATE_FILE, self.identity, self.plan.device, self.report)
         if state is None:
             return
         self.model.load_state_dict(state["model"])
